@@ -14,11 +14,12 @@ import torch.distributed as dist
 
 from pccl._collectives import Collective
 from pccl._enums import DataType, ReduceOp
-from pccl.distributed import _callers, _this_run
+from pccl.distributed import _callers
 from pccl.distributed._calls import Call
 from pccl.distributed._errors import CollectiveError, PeerLostError
 from pccl.distributed._launch import Launcher
 from pccl.distributed._tensors import moved_as, reduced_as, same_type
+from pccl.distributed._this_run import is_joining
 from pccl.distributed._work import Completer, Work
 
 Tensor = torch.Tensor
@@ -155,7 +156,7 @@ class Arguments(_TorchGroup):  # type: ignore[misc]
     def _stands_in(self, knows: Callable[[FrameType | None], bool]) -> bool:
         """Whether a living rank stands in for a lost one. `knows` tells of a caller that its result stays right."""
         launcher = self._launcher
-        always = launcher.stands_in or launcher.apart or _this_run.is_joining()
+        always = launcher.stands_in or launcher.apart or is_joining()
         return launcher.view.fixed and (always or knows(_callers.caller()))
 
     def _require_all(self, name: str) -> None:

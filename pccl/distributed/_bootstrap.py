@@ -24,9 +24,9 @@ from pccl._errors import PCCLError, PCCLTimeoutError
 from pccl._master import RunState, run_state
 from pccl._own_keys import why_plain
 from pccl._supervisor import restore_environment
-from pccl.distributed import _this_run
 from pccl.distributed._board import Board, BootstrapError, listed_ranks, own_place
 from pccl.distributed._own_masters import Job, connect_first, start_masters
+from pccl.distributed._this_run import this_run
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -51,7 +51,7 @@ def connect(
     the run at PCCL_MASTER goes on. BootstrapError: what is missing, or what the ranks disagree about, and what to do; at the
     latest after `timeout`.
     """
-    meant = _this_run.meant()
+    meant = this_run.meant
     if meant is not None:
         return _newcomer(*meant, name)
     if os.environ.get("PCCL_JOIN", "") == "1":
@@ -77,7 +77,7 @@ def connect(
         except BaseException:
             comm.close()
             raise
-    _this_run.note_run(job.masters, job.peer_keys)
+    this_run.note(job.masters, job.peer_keys)
     return comm, members
 
 
@@ -89,7 +89,8 @@ def _newcomer(addresses: str, path: str, name: str | None) -> tuple[Communicator
         comm = Communicator(addresses, name=name, keys=path or None)
     except (ValueError, AssertionError) as error:
         raise BootstrapError(f"the masters of the run to join: {error}") from None
-    _this_run.note_to_join(addresses, path)
+    this_run.to_join = addresses
+    this_run.note(addresses, path)
     return comm, (uuid4(),)
 
 

@@ -232,21 +232,6 @@ class Losses:
 class CoreCall:
     """An op of the core."""
 
-    __slots__ = (
-        "_again",
-        "_agree",
-        "_agreement",
-        "_group",
-        "_losses",
-        "_lost",
-        "_members",
-        "_name",
-        "_number",
-        "_op",
-        "_repeated",
-        "_scaled",
-    )
-
     def __init__(
         self,
         losses: Losses,

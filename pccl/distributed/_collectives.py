@@ -14,7 +14,7 @@ import torch
 
 from pccl._collectives import Collective
 from pccl._enums import DataType, ReduceOp
-from pccl.distributed import _callers, _this_run
+from pccl.distributed import _callers
 from pccl.distributed._arguments import Arguments, Limit, Lists, OneOrMore, Tensor, Tensors, reduce_op
 from pccl.distributed._calls import ENDED, Again, Call, finished
 from pccl.distributed._compile import refuse_python_reducer
@@ -31,6 +31,7 @@ from pccl.distributed._tensors import (
     spread,
     writable,
 )
+from pccl.distributed._this_run import is_joining, this_run
 from pccl.distributed._work import Work
 
 KEPT_BYTES = 1 << 20
@@ -47,7 +48,7 @@ def _before_joining(name: str, frame: FrameType | None, *, fixed: bool) -> bool:
 
     Frameworks call barriers and broadcasts while they are set up. DDP compares the shapes of parameters, from C++.
     """
-    if fixed and _this_run.acts_alone():
+    if fixed and this_run.acts_alone:
         return True
     return name in ("broadcast", "barrier") or (name == "allgather" and not _callers.torch_distributed(frame))
 
@@ -62,8 +63,8 @@ def announced(method: Callable[..., Work]) -> Callable[..., Work]:
     @functools.wraps(method)
     def call(self: Collectives, *arguments: Any, **named: Any) -> Work:
         launcher = self._launcher
-        if _this_run.is_joining() and not _before_joining(method.__name__, sys._getframe(1), fixed=launcher.view.fixed):
-            _this_run.require_joined(method.__name__)
+        if is_joining() and not _before_joining(method.__name__, sys._getframe(1), fixed=launcher.view.fixed):
+            this_run.require_joined(method.__name__)
         before = launcher.plan(1)
         try:
             return method(self, *arguments, **named)

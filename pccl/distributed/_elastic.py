@@ -15,10 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pccl._errors import PCCLError
-from pccl.distributed import _this_run
 from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._replicated import Replicated
 from pccl.distributed._sharded import Restored, Sharded
+from pccl.distributed._this_run import this_run
 from pccl.distributed._training import Training
 from pccl.notice import Notice, as_notice, weakly
 from pccl.state import load, save
@@ -27,14 +27,6 @@ from pccl.state._objects import has_state, load_object_state, object_state
 from pccl.state._parity import require_policy
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.snapshot import Report as SnapshotReport
-
-_OWN = frozenset(
-    {
-        *("_values", "_training", "_every", "_calls", "_steps", "_known", "_replicated", "_sharded"),
-        *("_leaves", "_deals", "_notice"),
-    }
-)
-"""Attributes of an Elastic that are no values."""
 
 
 class Elastic:
@@ -147,7 +139,7 @@ class Elastic:
         """
         self._leaves = True
         group = dist.GroupMember.WORLD if dist.is_initialized() else None
-        if isinstance(group, ProcessGroup) and not _this_run.to_join():
+        if isinstance(group, ProcessGroup) and not this_run.to_join:
             self._announce(group)
 
     def _wants_to_leave(self) -> bool:
@@ -158,7 +150,7 @@ class Elastic:
     def _is_drained(self) -> bool:
         """Whether `pccl drain` has named this member. Without a call of `leave` it would go before it has given its part away."""
         group = dist.GroupMember.WORLD if self._sharded is not None else None
-        comm = group.communicator if isinstance(group, ProcessGroup) and not _this_run.to_join() else None
+        comm = group.communicator if isinstance(group, ProcessGroup) and not this_run.to_join else None
         return comm is not None and comm.uuid in comm.leaving
 
     def _on_notice(self, _: Notice) -> None:
@@ -287,7 +279,7 @@ class Elastic:
         return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
+        if name.startswith("_"):  # no value is called so
             object.__setattr__(self, name, value)
         elif name in self._values:
             self._values[name] = value

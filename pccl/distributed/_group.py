@@ -18,13 +18,14 @@ import torch
 import torch.distributed as dist
 
 from pccl._communicator import Communicator
-from pccl.distributed import _bootstrap, _this_run
+from pccl.distributed import _bootstrap
 from pccl.distributed._arguments import Coalescing
 from pccl.distributed._calls import Guard
 from pccl.distributed._change import Change, tell
 from pccl.distributed._compile import untraced
 from pccl.distributed._launch import Launcher
 from pccl.distributed._p2p import Messages, PointToPoint
+from pccl.distributed._this_run import is_joining, launched
 from pccl.distributed._view import View, renumber
 from pccl.distributed._work import Completer, Work
 
@@ -457,7 +458,7 @@ def lost_ranks() -> tuple[int, ...]:
 
 def _expected(own: UUID) -> View:
     """The view of a process that is to take a lost rank: it has its rank and the size already, and nobody else is there yet."""
-    rank, size = _this_run.launched("RANK"), _this_run.launched("WORLD_SIZE")
+    rank, size = launched("RANK"), launched("WORLD_SIZE")
     if not 0 <= rank < size:
         return View([own], own, fixed=True)
     members = [own if one == rank else uuid4() for one in range(size)]
@@ -480,7 +481,7 @@ def create(asked: Any, options: Any = None) -> ProcessGroup:
     )
     own = members[asked.group_rank if len(members) == asked.group_size else 0]  # else it joins a run, and is alone until then
     view = View(members, own, fixed=membership == FIXED)
-    if view.fixed and _this_run.is_joining():
+    if view.fixed and is_joining():
         view = _expected(own)
     launcher = Launcher(communicator, name, view, strict=membership == STRICT)
     launcher.stands_in = options.stands_in

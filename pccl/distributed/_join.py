@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from pccl.distributed import _this_run
+from pccl.distributed._this_run import this_run
 
 
 def join(
@@ -28,5 +28,5 @@ def join(
     `keys` is the file of keys of the run; a member prints it: `pccl.distributed.keys()`. None: that of PCCL_KEYS, if any.
     `timeout`: of the process group, as for `init_process_group`.
     """
-    with _this_run.meant_to_join(masters, begin=begin, keys=os.fspath(keys or "")):
+    with this_run.meant_to_join(masters, begin=begin, keys=os.fspath(keys or "")):
         dist.init_process_group("pccl", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)

@@ -15,12 +15,12 @@ import torch
 from pccl._collectives import Collective
 from pccl._enums import DataType
 from pccl._errors import PCCLError, Result
-from pccl.distributed import _this_run
 from pccl.distributed._calls import Call, Origin, finished
 from pccl.distributed._collectives import Collectives, listed
 from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError
 from pccl.distributed._launch import Launcher, digest
 from pccl.distributed._tensors import moved_as, readable, stream_of, writable
+from pccl.distributed._this_run import this_run
 from pccl.distributed._work import Work
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class PointToPoint(Collectives):
 
     def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
         """Receives from whichever member sends first under the tag; its `source_rank` tells whom it was."""
-        _this_run.require_joined("recv")
+        this_run.require_joined("recv")
         (tensor,) = listed(tensors)
         memory, finish = writable(tensor)
         call = FromAny(self._messages, tag, _received(memory))
@@ -247,7 +247,7 @@ class PointToPoint(Collectives):
         return work
 
     def _member(self, name: str, rank: int) -> Any:
-        _this_run.require_joined(name)
+        this_run.require_joined(name)
         view = self._launcher.view
         if not 0 <= rank < view.size or rank == view.rank:
             text = f"the other rank must be from 0 to {view.size - 1} and differ from the own rank, {view.rank}"

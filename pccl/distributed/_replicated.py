@@ -11,8 +11,8 @@ from uuid import UUID
 from pccl._communicator import Communicator
 from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError
 from pccl._names import name_of, peer_label
-from pccl.distributed import _this_run
 from pccl.distributed._group import FIXED, ProcessGroup
+from pccl.distributed._this_run import is_joining, launched, this_run
 from pccl.distributed._training import Training
 from pccl.distributed._view import arrange
 from pccl.state import decode, encode, warn_if_overridden
@@ -67,17 +67,17 @@ class Replicated:
 
         `step` counts the calls of the run. `announce` tells the members that this process leaves, if it does.
         """
-        comm, masters = group.communicator, _this_run.to_join()
-        anew = bool(masters) or group not in _begun
-        if masters:
-            self._join(group, masters, seconds)
+        comm, joins = group.communicator, is_joining()
+        anew = joins or group not in _begun
+        if joins:
+            self._join(group, seconds)
         elif anew:
             self._begin(group, seconds)
         elif self._parity_every and step % self._parity_every == 0:
             self._check_parity(comm, seconds)
         _begun.add(group)
         announce(group)
-        while (looks or masters) and comm.are_peers_pending(timeout=seconds):  # a newcomer looks as those do who let it in
+        while (looks or joins) and comm.are_peers_pending(timeout=seconds):  # a newcomer looks as those do who let it in
             self._admit(group, seconds)
             anew = True
         return anew
@@ -127,18 +127,12 @@ class Replicated:
 
     # ---- at a newcomer ----
 
-    def _join(self, group: ProcessGroup, masters: str, seconds: float) -> None:
+    def _join(self, group: ProcessGroup, seconds: float) -> None:
         comm = group.communicator
-        try:
-            told = self._described(group) if _this_run.to_begin() else b""
-            comm.connect(timeout=seconds, begin=_this_run.to_begin())
+        with this_run.joining(comm):
+            told = self._described(group) if this_run.to_begin else b""
+            comm.connect(timeout=seconds, begin=this_run.to_begin)
             self._bring_up_to_date(group, (lambda: told) if told else None, seconds, new=True)
-        except BaseException as error:
-            comm.close()  # whatever went wrong, members must not wait for this process
-            if not isinstance(error, Exception):
-                raise
-            raise JoinError(f"this process could not join the run at {masters}: {error or type(error).__name__}") from error
-        _this_run.joined()
 
     # ---- at all ----
 
@@ -157,7 +151,7 @@ class Replicated:
             try:
                 here = comm._snapshot
                 talk = Talk(comm, here, here.index(comm.uuid), "Elastic.sync", seconds)
-                loaded, wanted = self.loaded is not None, _this_run.launched("RANK")
+                loaded, wanted = self.loaded is not None, launched("RANK")
                 settings = self._every, self._parity_every, POLICIES.index(self._policy)
                 standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, *settings)
                 rows = talk.gather([int(one) for one in standing])

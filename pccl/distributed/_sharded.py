@@ -14,15 +14,15 @@ from uuid import UUID
 import torch
 
 from pccl._communicator import Communicator, roll
-from pccl._errors import CallAgainError, JoinError, Left, PeerLostError, StateLostError, TooFewPeersError
+from pccl._errors import CallAgainError, Left, PeerLostError, StateLostError, TooFewPeersError
 from pccl._holder import HolderError
-from pccl.distributed import _this_run
 from pccl.distributed._dtensors import local_part
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._inventory import LIVE, Told, settings_of, source_of, told_of, tree_of
 from pccl.distributed._launch import digest
 from pccl.distributed._remesh import remesh
 from pccl.distributed._sharded_state import ShardedState
+from pccl.distributed._this_run import this_run
 from pccl.distributed._training import Training
 from pccl.state import decode, encode
 from pccl.state._snapshots.boxes import ShardMap, shards_from, shards_tree
@@ -154,7 +154,7 @@ class Sharded:
             raise ValueError('Elastic: a sharded model cannot have fixed membership; pass membership="elastic"')
         comm = group.communicator
         if self._keeper is None and self._snapshots is not None:
-            name = self._snapshots.name_of_run(_this_run.masters())
+            name = self._snapshots.name_of_run(this_run.masters)
             self._keeper = Keeper(comm, self._snapshots, name, timeout=group._timeout)
         self.fence()
         if not self._members:
@@ -190,19 +190,12 @@ class Sharded:
     def _enter(self, group: ProcessGroup, seconds: float) -> None:
         """The first sync of this process: a run begins, goes on after all were started anew, or lets this process in."""
         comm = group.communicator
-        masters = _this_run.to_join()
-        if not masters:
+        if not this_run.to_join:
             self._restore(group, seconds, first=True)
             return
-        try:
-            comm.connect(timeout=seconds, begin=_this_run.to_begin())
+        with this_run.joining(comm):
+            comm.connect(timeout=seconds, begin=this_run.to_begin)
             self._restore(group, seconds, first=True)
-        except BaseException as error:
-            comm.close()  # whatever went wrong, members must not wait for this process
-            if not isinstance(error, Exception) or isinstance(error, StateLostError):
-                raise
-            raise JoinError(f"this process could not join the run at {masters}: {error or type(error).__name__}") from error
-        _this_run.joined()
 
     def snapshot(self) -> None:
         """Begins a snapshot of the state as it is. All members call it at the same step."""
@@ -228,7 +221,7 @@ class Sharded:
         """Brings the state to all who are there, divided anew, and makes them the members of the group."""
         comm = group.communicator
         self._began = time.monotonic()
-        known = () if _this_run.to_join() else group.members
+        known = () if this_run.to_join else group.members
         damaged: set[int] = set()
         self._spoiled = False
         try:

@@ -6,105 +6,91 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from pccl._communicator import Communicator
+from pccl._errors import JoinError, StateLostError
 from pccl._supervisor import JOINED, KEYS
 from pccl._waits import tell_supervisor
 
-_masters = ""
-_keys = ""
-_to_join = ""
-_to_begin = False
-_acts_alone = False
-_meant: tuple[str, str] | None = None
+
+class ThisRun:
+    """What this process knows of its run."""
+
+    masters = ""
+    keys = ""
+    to_join = ""
+    """The masters of a run that this process is to become a member of, by its first `Elastic.sync`; "" for any other process."""
+    to_begin = False
+    """Whether it may begin that run, if there is none."""
+    acts_alone = False
+    """Whether, with fixed membership, it makes all calls by itself until it joins: errors are for scripts of pccl."""
+    meant: tuple[str, str] | None = None
+    """The masters of the run that `connect` is told to join, and the file of keys, or ""; None: it is told nothing."""
+
+    def note(self, addresses: str, path: str) -> None:
+        """Keeps the masters and the keys, and tells them to the supervisor of this process, if any (`pccl.distributed.run`)."""
+        self.masters, self.keys = addresses, path or os.environ.get("PCCL_KEYS", "")
+        if path:
+            tell_supervisor(KEYS + path)
+        tell_supervisor(addresses)
+
+    @contextlib.contextmanager
+    def meant_to_join(self, addresses: str | None, *, begin: bool = False, keys: str = "") -> Iterator[None]:
+        """In this block `connect` is told to join the run of these masters; None: of those that PCCL_MASTER names.
+
+        `keys` is a file of keys; "": that of PCCL_KEYS, if any.
+        """
+        self.to_begin = begin
+        self.meant = (addresses if addresses is not None else os.environ.get("PCCL_MASTER", "")), keys
+        try:
+            yield
+        finally:
+            self.meant = None
+
+    def require_joined(self, call: str) -> None:
+        """RuntimeError: this process has yet to join a run, so that a collective would be one of itself alone."""
+        if self.to_join:
+            raise RuntimeError(
+                f"{call}: this process was started to join the run at {self.to_join} and has not joined it yet; "
+                "call pccl.distributed.Elastic(model, optimizer, ...).sync() first"
+            )
+
+    @contextlib.contextmanager
+    def joining(self, comm: Communicator) -> Iterator[None]:
+        """In this block the process becomes a member. JoinError: it has not; StateLostError, and what is no Exception, stay."""
+        try:
+            yield
+        except BaseException as error:
+            comm.close()  # whatever went wrong, members must not wait for this process
+            if not isinstance(error, Exception) or isinstance(error, StateLostError):
+                raise
+            text = f"this process could not join the run at {self.to_join}: {error or type(error).__name__}"
+            raise JoinError(text) from error
+        self.joined()
+
+    def joined(self) -> None:
+        """Notes that this process has become a member, and tells its supervisor."""
+        self.to_join = ""
+        tell_supervisor(JOINED)
+
+
+this_run = ThisRun()
 
 
 def masters() -> str:
     """The masters of the run that this process belongs to, as `join` and PCCL_MASTER take them; "" before there is one."""
-    return _masters
+    return this_run.masters
 
 
 def keys() -> str:
     """The file of keys of that run, as `join` and PCCL_KEYS take it; "" without keys, and before there is a run."""
-    return _keys
-
-
-def note_run(addresses: str, path: str) -> None:
-    """Keeps what `masters` and `keys` give, and tells it to the supervisor of this process, if any (`pccl.distributed.run`)."""
-    global _masters, _keys
-    _masters, _keys = addresses, path or os.environ.get("PCCL_KEYS", "")
-    if path:
-        tell_supervisor(KEYS + path)
-    tell_supervisor(addresses)
-
-
-def to_join() -> str:
-    """The masters of a run that this process is to become a member of, by its first `Elastic.sync`; "" for any other process."""
-    return _to_join
+    return this_run.keys
 
 
 def is_joining() -> bool:
     """True in a process that has yet to join a run: until its first `Elastic.sync` it is in a group of its own."""
-    return bool(_to_join)
+    return bool(this_run.to_join)
 
 
 def launched(name: str) -> int:
     """Returns the number RANK or WORLD_SIZE that the launcher gave this process; -1 without one."""
     return int(text) if (text := os.environ.get(name, "")).isdecimal() else -1
-
-
-def require_joined(call: str) -> None:
-    """RuntimeError: this process has yet to join a run, so that a collective would be one of itself alone."""
-    if _to_join:
-        raise RuntimeError(
-            f"{call}: this process was started to join the run at {_to_join} and has not joined it yet; "
-            "call pccl.distributed.Elastic(model, optimizer, ...).sync() first"
-        )
-
-
-def act_alone() -> None:
-    """From now on a process with fixed membership makes all calls by itself until it joins: errors are for scripts of pccl."""
-    global _acts_alone
-    _acts_alone = True
-
-
-def acts_alone() -> bool:
-    """Whether `act_alone` was called."""
-    return _acts_alone
-
-
-def to_begin() -> bool:
-    """Whether it may begin the run that it is to become a member of, if there is none."""
-    return _to_begin
-
-
-def joined() -> None:
-    """Notes that it has become one, and tells the supervisor of this process."""
-    global _to_join
-    _to_join = ""
-    tell_supervisor(JOINED)
-
-
-def note_to_join(addresses: str, path: str) -> None:
-    """Notes that this process is to become a member of a run; `path` is a file of keys, or ""."""
-    global _to_join
-    _to_join = addresses
-    note_run(addresses, path)
-
-
-def meant() -> tuple[str, str] | None:
-    """The masters of the run that this process is told to join, and the file of keys; None: it is told nothing."""
-    return _meant
-
-
-@contextlib.contextmanager
-def meant_to_join(addresses: str | None, *, begin: bool = False, keys: str = "") -> Iterator[None]:
-    """In this block `connect` is told to join the run of these masters; None: of those that PCCL_MASTER names.
-
-    `keys` is a file of keys; "": that of PCCL_KEYS, if any.
-    """
-    global _meant, _to_begin
-    _to_begin = begin
-    _meant = (addresses if addresses is not None else os.environ.get("PCCL_MASTER", "")), keys
-    try:
-        yield
-    finally:
-        _meant = None

@@ -41,8 +41,8 @@ from torch.utils.data import DataLoader
 
 import pccl.distributed
 from pccl.data import ElasticSampler
-from pccl.distributed import _this_run
 from pccl.distributed._group import FIXED
+from pccl.distributed._this_run import is_joining, this_run
 from pccl.integrations._loaders import Batches, random_states, set_random_states, undisturbed
 from pccl.state import encode
 from pccl.state._objects import groups_of, load_groups
@@ -93,7 +93,7 @@ class Replay:
 
     def replays(self) -> bool:
         """True in a process that is to join, and in a newcomer until it has caught up."""
-        return self._target is not None or (_this_run.is_joining() and self.is_fixed())
+        return self._target is not None or (is_joining() and self.is_fixed())
 
     def is_fixed(self) -> bool:
         """Whether the process group is one of pccl with fixed membership."""
@@ -174,7 +174,7 @@ class Replay:
             self._inside = False
         self.steps += 1
         self._stepped = None if optimizer is None else weakref.ref(optimizer)
-        if _this_run.is_joining():
+        if is_joining():
             self._join()
         elif self._target is None:
             elastic = self._made_elastic()  # in the first step, so that an optimizer that it refuses is an error then
@@ -364,7 +364,7 @@ def installed() -> Replay:
     """The Replay of this process, to which torch's classes report from the first call on."""
     run = Replay()
     atexit.register(run.end)
-    _this_run.act_alone()
+    this_run.acts_alone = True
 
     def noting(into: list[Any]) -> Callable[[Any], Callable[..., None]]:
         def make(original: Any) -> Callable[..., None]:

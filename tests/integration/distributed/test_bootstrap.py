@@ -27,7 +27,8 @@ import pccl
 from pccl import _keys, _waits
 from pccl._calls import Deadline
 from pccl._own_keys import why_plain
-from pccl.distributed import _board, _bootstrap, _own_masters, _this_run
+from pccl.distributed import _board, _bootstrap, _own_masters
+from pccl.distributed._this_run import this_run
 
 preload(__name__)
 
@@ -52,13 +53,13 @@ class Rank:
         """Whose run it is told to join."""
         comm, members = _bootstrap.connect(self.store, self.rank, self.world_size, timedelta(seconds=PATIENCE))
         assert (comm.alive, len(members)) == (False, 1)
-        return _this_run.to_join()
+        return this_run.to_join
 
     def masters(self) -> str:
-        return _this_run.masters()
+        return this_run.masters
 
     def keys(self) -> str:
-        return _this_run.keys()
+        return this_run.keys
 
     def sums(self, count: int) -> int:
         """Makes this many reduces in a row, for which losses are no error; gives the number of those in the last one."""
@@ -197,7 +198,7 @@ def test_masters_that_have_ended_too_early_are_started_again(monkeypatch):
     comm, members = _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
     assert (members, started[2:]) == ((comm.uuid,), started[:2])
     comm.close()
-    end_masters(_this_run.masters())
+    end_masters(this_run.masters)
 
 
 def test_a_master_starts_without_an_interpreter():
@@ -218,7 +219,7 @@ def test_the_log_of_the_masters(monkeypatch, tmp_path):
     monkeypatch.setenv("PCCL_MASTER_LOG", str(tmp_path / "log"))
     comm, _ = _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
     comm.close()
-    end_masters(_this_run.masters())
+    end_masters(this_run.masters)
     assert "master" in (tmp_path / "log").read_text()
     monkeypatch.setenv("PCCL_MASTER_LOG", str(tmp_path / "none" / "log"))
     with pytest.raises(_board.BootstrapError, match=r"could not start the master .* it cannot write its log to .*none/log"):
@@ -337,10 +338,10 @@ def test_the_store_has_the_path_of_the_keys_alone(monkeypatch, tmp_path):
     store: Any = Recorded()
     comm, _ = _bootstrap.connect(store, 0, 1, timedelta(seconds=PATIENCE))
     written = "".join(store.written)
-    assert str(Path(_this_run.keys()).parent) in written
-    assert not any(secret in written for secret in secrets_of(Path(_this_run.keys()).with_name("run.master")))
+    assert str(Path(this_run.keys).parent) in written
+    assert not any(secret in written for secret in secrets_of(Path(this_run.keys).with_name("run.master")))
     comm.close()
-    end_masters(_this_run.masters())
+    end_masters(this_run.masters)
 
 
 @encrypts
@@ -531,30 +532,30 @@ def test_who_starts_a_master():
 
 @pytest.mark.parametrize(("addresses", "words"), [("", "PCCL_MASTER"), ("somewhere", "no port")])
 def test_a_newcomer_needs_an_address(addresses, words):
-    with _this_run.meant_to_join(addresses), pytest.raises(_board.BootstrapError, match=words):
+    with this_run.meant_to_join(addresses), pytest.raises(_board.BootstrapError, match=words):
         _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
 
 
 def test_a_newcomer_is_alone_and_knows_where_to_go(monkeypatch):
     monkeypatch.setenv("PCCL_MASTER", "127.0.0.1:9")
-    monkeypatch.setattr(_this_run, "_to_join", "")
-    with _this_run.meant_to_join(None):
+    monkeypatch.setattr(this_run, "to_join", "")
+    with this_run.meant_to_join(None):
         comm, members = _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
-    assert (comm.alive, len(members), _this_run.to_join()) == (False, 1, "127.0.0.1:9")
-    _this_run.joined()
-    assert _this_run.to_join() == ""
+    assert (comm.alive, len(members), this_run.to_join) == (False, 1, "127.0.0.1:9")
+    this_run.joined()
+    assert this_run.to_join == ""
 
 
 def test_the_supervisor_is_told_the_masters_and_when_a_newcomer_has_joined(monkeypatch):
     told, tells = os.pipe()
     monkeypatch.setenv("PCCL_SUPERVISOR_PIPE", str(tells))
     monkeypatch.setattr(_waits, "_pipe", "")
-    monkeypatch.setattr(_this_run, "_to_join", "")
-    with _this_run.meant_to_join("127.0.0.1:9"):
+    monkeypatch.setattr(this_run, "to_join", "")
+    with this_run.meant_to_join("127.0.0.1:9"):
         _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
     assert "PCCL_SUPERVISOR_PIPE" not in os.environ
     assert os.read(told, 100) == b"127.0.0.1:9\n"
-    _this_run.joined()
+    this_run.joined()
     os.close(tells)
     assert os.read(told, 100) == b"joined\n"
     os.close(told)
