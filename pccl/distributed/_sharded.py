@@ -172,6 +172,7 @@ class Sharded:
             if self._snapshots is not None and self._progress() - self._taken >= self._snapshots.every:
                 self.snapshot()
             return False
+        self._leaves = leaves()  # `pccl drain` may have named it since, and the next update would let it go with its part
         self._restore(group, seconds)
         if self._left:
             raise Left
