@@ -145,7 +145,11 @@ typedef struct {
 static inline void hash_accumulate(hash_lanes *lanes, const uint8_t *stripe, const uint8_t *secret) {
     const any_u64_vector *words = (const void *)stripe, *keys = (const void *)secret;
     for (size_t i = 0; i < sizeof lanes->of / sizeof lanes->of[0]; i++) {
-        u64_vector word = words[i], key = word ^ keys[i];
+        u64_vector word = words[i];
+#if defined(__x86_64__)
+        __asm__("" : "+x"(word)); // gcc would load it for each use, across two cache lines if it is not aligned
+#endif
+        u64_vector key = word ^ keys[i];
         u64_vector product = multiply_halves(key, key >> 32);
         lanes->of[i] += swap_halves(word) + product;
     }
