@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,6 +15,7 @@ import torch
 from pccl._collectives import Collective
 from pccl._enums import DataType
 from pccl._errors import PCCLError, Result
+from pccl.distributed._arguments import OneOrMore
 from pccl.distributed._calls import Call, Origin, finished
 from pccl.distributed._collectives import Collectives, listed
 from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError
@@ -33,8 +34,6 @@ _POLL_MOST_SECONDS = 0.005
 
 _COUNTED_TAGS = 1024
 """Messages are counted for tags below this. Those of a larger tag are launched one after another, so that no table grows."""
-
-Tensor = torch.Tensor
 
 
 class Later:
@@ -197,51 +196,36 @@ class PointToPoint(Collectives):
 
     _messages: Messages
 
-    def send(self, tensors: Tensor | Sequence[Tensor], dst_rank: int, tag: int = 0) -> Work:
+    def send(self, tensors: OneOrMore, dst_rank: int, tag: int = 0) -> Work:
         """Sends a tensor to a member, which has to call `recv` with the same tag; ends when it has the elements."""
-        (tensor,) = listed(tensors)
-        target = self._member("send", dst_rank)
-        name, pair = f"send to rank {dst_rank}", (self._launcher.view.own, target)
-        try:
-            source = readable(tensor)
-            core_type, factor = moved_as(tensor.dtype)
-            arguments: dict[str, Any] = {
-                "send": source.data_ptr(),
-                "dtype": core_type,
-                "count": source.numel() * factor,
-                "keep": source,
-            }
-        except Exception:
-            self._messages.refuse(name, *pair, tag)
-            raise
-        call = self._messages.launch(Collective.SEND, name, *pair, tag, **arguments)
-        return self._begun_later(call, self._work([call], None, None, [tensor]))
+        pair = self._launcher.view.own, self._member("send", dst_rank)
+        return self._message("send", f"send to rank {dst_rank}", tensors, pair, tag)
 
-    def recv(self, tensors: Tensor | Sequence[Tensor], src_rank: int, tag: int = 0) -> Work:
+    def recv(self, tensors: OneOrMore, src_rank: int, tag: int = 0) -> Work:
         """Receives a tensor from a member, of the size and dtype that it sends."""
+        pair = self._member("recv", src_rank), self._launcher.view.own
+        return self._message("recv", f"recv from rank {src_rank}", tensors, pair, tag)
+
+    def _message(self, side: str, name: str, tensors: OneOrMore, pair: tuple[UUID, UUID], tag: int) -> Work:
         (tensor,) = listed(tensors)
-        source = self._member("recv", src_rank)
-        name, pair = f"recv from rank {src_rank}", (source, self._launcher.view.own)
         try:
-            memory, finish = writable(tensor)
-            arguments = _received(memory)
+            memory, finish = (readable(tensor), None) if side == "send" else writable(tensor)
+            arguments = _described(side, memory)
         except Exception:
             self._messages.refuse(name, *pair, tag)
             raise
         call = self._messages.launch(Collective.SEND, name, *pair, tag, **arguments)
-        return self._begun_later(call, self._work([finished(call, finish)], None, None, [tensor]))
-
-    def _begun_later(self, call: Call, work: Work) -> Work:
+        work = self._work([finished(call, finish)], None, None, [tensor])
         if isinstance(call, AfterAnother):
             self._completer.future_of(work)  # whose thread looks whether it can be launched
         return work
 
-    def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: OneOrMore, tag: int = 0) -> Work:
         """Receives from whichever member sends first under the tag; its `source_rank` tells whom it was."""
         this_run.require_joined("recv")
         (tensor,) = listed(tensors)
         memory, finish = writable(tensor)
-        call = FromAny(self._messages, tag, _received(memory))
+        call = FromAny(self._messages, tag, _described("recv", memory))
         work = WorkFromAny(self._completer, [finished(call, finish)], self._timeout, [tensor])
         work._from = call
         return work
@@ -257,7 +241,7 @@ class PointToPoint(Collectives):
         return view.members[rank]
 
 
-def _received(memory: Tensor) -> dict[str, Any]:
+def _described(side: str, memory: torch.Tensor) -> dict[str, Any]:
     core_type, factor = moved_as(memory.dtype)
     count, stream = memory.numel() * factor, stream_of(memory)  # that of the call: it may be launched later
-    return {"recv": memory.data_ptr(), "dtype": core_type, "count": count, "keep": memory, "stream": stream}
+    return {side: memory.data_ptr(), "dtype": core_type, "count": count, "keep": memory, "stream": stream}
