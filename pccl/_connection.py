@@ -30,6 +30,7 @@ from pccl._errors import (
     PCCLError,
     PCCLTimeoutError,
     Result,
+    UsageError,
     error_for,
 )
 from pccl._files import event_file
@@ -327,7 +328,7 @@ class Connection(Membership):
                 self._set_up(join_only)
                 self._connect_once(deadline)
                 return
-            except ConnectError:
+            except (ConnectError, UsageError):  # UsageError: this one is of another version
                 if position == len(addresses) - 1:
                     raise
 

@@ -6,6 +6,7 @@
 #include "master/gather.h"
 #include "master/run.h"
 #include "net/socket.h"
+#include "pccl.h"
 
 struct master_core {
     struct gather gather;
@@ -67,6 +68,7 @@ static bool is_sound(const struct resumption *from) {
     if (resume->epoch.number > NUMBERS_MOST || resume->last_vote.number > NUMBERS_MOST ||
         resume->epoch.sync_round >> 32 > resume->generation)
         return false;
+    if (resume->sync_code != pcclSuccess && resume->sync_code != pcclNoSharedStateAvailable) return false;
     bool commits = resume->epoch.sync_expected != 0;
     if (commits ? resume->epoch.sync_expected != rounds_expect(resume->sync_revision)
                 : resume->sync_committed || resume->sync_revision != 0)

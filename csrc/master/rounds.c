@@ -405,10 +405,10 @@ void rounds_recall(struct peer_record *peer, const struct wire_resume *resume) {
 }
 
 void rounds_recall_end(struct rounds *rounds, const struct membership *table, const struct peer_group *group,
-                       const struct wire_resume *resume) {
+                       const struct wire_resume *resume, uint8_t code) {
     struct rounds_group *round = round_of(rounds, table, group);
-    round->last = (struct rounds_end){
-        .round = resume->epoch.sync_round, .code = resume->sync_code, .revision = resume->sync_revision};
+    round->last =
+        (struct rounds_end){.round = resume->epoch.sync_round, .code = code, .revision = resume->sync_revision};
     round->expected = resume->epoch.sync_expected;
     round->committed = resume->epoch.sync_expected != 0;
 }

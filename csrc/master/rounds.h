@@ -103,11 +103,11 @@ void rounds_done(struct rounds *rounds, struct membership *table, struct peer_re
 // Once nobody is gone.
 void rounds_advance(struct rounds *rounds, struct membership *table);
 
-// A run is taken up: the state that a member says it has; the end of its group's last round as `resume` tells it; and
-// whether that round ended without the member, and how.
+// A run is taken up: the state that a member says it has; the end of its group's last round as `resume` tells it, but
+// for the code; and whether that round ended without the member, and how.
 void rounds_recall(struct peer_record *peer, const struct wire_resume *resume);
 void rounds_recall_end(struct rounds *rounds, const struct membership *table, const struct peer_group *group,
-                       const struct wire_resume *resume);
+                       const struct wire_resume *resume, uint8_t code);
 bool rounds_missed(struct rounds *rounds, const struct membership *table, struct peer_record *peer,
                    const struct wire_resume *resume, struct wire_sync_end *out);
 

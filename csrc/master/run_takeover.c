@@ -112,14 +112,18 @@ static void take_limits(const struct takeover *t) {
     }
 }
 
-// Has this member heard of the same end of a round, or may the round have ended without it?
+// Has this member heard of the same end of a round, or may the round have ended without it? A round with somebody who has
+// the last commit fails, repeats that commit, or makes the next one (rounds_elect, rule 3).
 static bool fits_round(const struct wire_resume *resume, const struct wire_resume *told) {
-    if (resume->epoch.sync_round == told->epoch.sync_round)
-        return resume->epoch.sync_expected == told->epoch.sync_expected;
-    return resume->epoch.sync_round < told->epoch.sync_round && resume->vote == WIRE_VOTE_SYNC;
+    uint64_t before = resume->epoch.sync_expected, after = told->epoch.sync_expected;
+    if (resume->epoch.sync_round == told->epoch.sync_round) return before == after;
+    bool follows = !resume->sync_committed || after == before || after == rounds_expect(before);
+    return resume->epoch.sync_round < told->epoch.sync_round && resume->vote == WIRE_VOTE_SYNC && follows;
 }
 
-static bool most_fit_round(const struct takeover *t, const struct peer_group *group, const struct wire_resume *told) {
+// How many of a group fit the end that one of it tells; 0: no more than half.
+static uint32_t most_fit_round(const struct takeover *t, const struct peer_group *group,
+                               const struct wire_resume *told) {
     uint32_t accepted = 0, fit = 0;
     for (uint32_t i = 0; i < t->table->count; i++) {
         const struct wire_resume *resume = &survivor_of(t, t->table->order[i])->resume;
@@ -127,7 +131,7 @@ static bool most_fit_round(const struct takeover *t, const struct peer_group *gr
         accepted++;
         fit += fits_round(resume, told);
     }
-    return 2 * fit > accepted;
+    return 2 * fit > accepted ? fit : 0;
 }
 
 // Keeps, as with the last vote, the newest end that most of the group fit, or else the newest.
@@ -138,10 +142,27 @@ static void find_round(struct takeover *t, const struct peer_record *peer) {
     if (*found == NULL) {
         *found = told;
     } else if (told->epoch.sync_round != (*found)->epoch.sync_round || !fits_round(told, *found)) {
-        bool is_believed = most_fit_round(t, peer->group, told), other = most_fit_round(t, peer->group, *found);
-        bool is_newer = told->epoch.sync_round > (*found)->epoch.sync_round;
-        if (is_believed != other ? is_believed : is_newer) *found = told;
+        uint32_t fit = most_fit_round(t, peer->group, told), other = most_fit_round(t, peer->group, *found);
+        uint64_t its = told->epoch.sync_round, round = (*found)->epoch.sync_round;
+        bool differ = (fit > 0) != (other > 0);
+        if (differ ? fit > 0 : its != round ? its > round : fit > other) *found = told;
     }
+}
+
+// Of those that tell this end of a round, most tell its code (Boyer and Moore's majority vote).
+static uint8_t code_of(const struct takeover *t, const struct peer_group *group, const struct wire_resume *told) {
+    uint32_t lead = 0;
+    uint8_t code = told->sync_code;
+    for (uint32_t i = 0; i < t->table->count; i++) {
+        const struct wire_resume *resume = &survivor_of(t, t->table->order[i])->resume;
+        if (t->table->order[i]->group != group || !resume->accepted ||
+            resume->epoch.sync_round != told->epoch.sync_round ||
+            resume->epoch.sync_expected != told->epoch.sync_expected)
+            continue;
+        if (lead == 0) code = resume->sync_code;
+        lead = resume->sync_code == code ? lead + 1 : lead - 1;
+    }
+    return code;
 }
 
 // Recovers what one member knows of its group.
@@ -252,7 +273,7 @@ void run_take_over(struct run *run, struct survivors *survivors, const struct co
     for (uint32_t i = 0; i < table->count; i++) recall(&t, table->order[i]);
     for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group)) {
         const struct wire_resume *told = t.rounds[membership_group_slot(table, group)];
-        if (told != NULL) rounds_recall_end(&run->rounds, table, group, told);
+        if (told != NULL) rounds_recall_end(&run->rounds, table, group, told, code_of(&t, group, told));
     }
     find_unheard_losses(&t);
     actions_event(&table->actions, RECORDER_TAKEOVER, table->generation, config->present, NULL, "");

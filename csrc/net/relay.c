@@ -6,6 +6,9 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#ifdef PCCL_HAVE_TLS
+#include <openssl/crypto.h>
+#endif
 
 #include "net/socket.h"
 
@@ -43,8 +46,11 @@ bool relay_prove_keys(const char *nonce, const char *words, const struct keys *k
     struct keys_secret secret;
     memset(out, 0, SHA256_BYTES);
     if (keys == NULL || index >= keys_secret_count(keys)) return true;
-    return keys_secret_of(keys, index, run, &secret) && ed25519_hash("pccl relay key", secret.bytes, key) &&
-           prove(nonce, words, key, out);
+    bool proved = keys_secret_of(keys, index, run, &secret) && ed25519_hash("pccl relay key", secret.bytes, key) &&
+                  prove(nonce, words, key, out);
+    OPENSSL_cleanse(&secret, sizeof secret);
+    OPENSSL_cleanse(key, sizeof key);
+    return proved;
 }
 
 #else

@@ -58,10 +58,10 @@ static int find_session(SSL *ssl, const unsigned char *identity, size_t length, 
     bool derives = tls->stream.context->options.party == TRANSPORT_MASTER;
     struct keys_secret secret;
     const char *name = (const char *)identity + PREFIX_BYTES;
-    if (!keys_find(keys_of(tls), name, length - PREFIX_BYTES, derives, &secret, &tls->run)) return 1;
-    *session = session_of(ssl, &secret);
+    bool found = keys_find(keys_of(tls), name, length - PREFIX_BYTES, derives, &secret, &tls->run);
+    if (found) *session = session_of(ssl, &secret);
     OPENSSL_cleanse(&secret, sizeof secret);
-    return *session != NULL;
+    return !found || *session != NULL;
 }
 
 // For a dialler. OpenSSL copies the identity before this function is called again.

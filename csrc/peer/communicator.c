@@ -223,7 +223,7 @@ pcclResult_t communicator_access(struct communicator *c, struct communicator_acc
     if (code != pcclSuccess) return communicator_finish(c, code);
     *out = (struct communicator_access){.transport = transport_context_hold(c->transport),
                                         .master_count = c->params.master_count,
-                                        .run = c->params.run,
+                                        .run = c->run,
                                         .id = *member_id(c->core)};
     memcpy(out->masters, c->params.masters, sizeof out->masters);
     memcpy(out->secret, member_welcome(c->core)->secret, sizeof out->secret);

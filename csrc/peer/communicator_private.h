@@ -60,6 +60,7 @@ struct communicator {
     pthread_cond_t changed;
     struct transport_context *transport; // of all connections of this connect attempt; changes under `renewing`
     struct communicator_params params;   // what has a setter changes while it is idle
+    struct wire_run run;                 // `params.run`; if that has no name, the one to which the keys are confined
     enum communicator_phase phase;
     bool closing;
     bool stopped;                // connect_stop has returned; its caller's

@@ -22,7 +22,7 @@ static void record_from_now_on(struct communicator *c) {
         recorder_new(&(struct recorder_options){.role = RECORDER_PEER,
                                                 .path = c->params.events[0] != 0 ? c->params.events : NULL,
                                                 .name = c->params.name.chars,
-                                                .run = c->params.run.chars});
+                                                .run = c->run.chars});
     pthread_mutex_lock(&c->lock);
     c->recorder = recorder;
     c->ticket.recorded =
@@ -41,7 +41,7 @@ static bool renew(struct communicator *c) {
     transport_context_release(c->transport);
     c->transport = NULL;
     struct transport_options options = c->params.transport;
-    if (options.keys != NULL && (options.keys = keys_of_run(options.keys, &c->params.run)) == NULL) return false;
+    if (options.keys != NULL && (options.keys = keys_of_run(options.keys, &c->run)) == NULL) return false;
     c->transport = tls_context_new(&options);
     keys_release(options.keys);
     if (c->transport == NULL || !tls_peer_id(c->transport, &id)) return false;
@@ -113,8 +113,9 @@ static pcclResult_t check_masters(const struct communicator *c) {
 // Keys of one run name it, so the address need not.
 static pcclResult_t take_run(struct communicator *c) {
     const struct keys *keys = c->params.transport.keys;
-    if (keys == NULL || keys_take_run(keys, &c->params.run)) return pcclSuccess;
-    return detail_fail(pcclInvalidArgument, KEYS_WRONG_RUN, keys_run(keys)->chars, c->params.run.chars);
+    c->run = c->params.run;
+    if (keys == NULL || keys_take_run(keys, &c->run)) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, KEYS_WRONG_RUN, keys_run(keys)->chars, c->run.chars);
 }
 
 static pcclResult_t begin(struct communicator *c, uint64_t *ticket) {

@@ -241,7 +241,9 @@ static void perform(struct control *t, const struct member_action *action, int64
         wireup_probe(t->wireup, &action->id, &action->reach, action->duration_ms, now + member_link_limit_ns(c->core));
         break;
     case MEMBER_CONNECT_END:
-        if (action->code != pcclMasterConnectionFailed || !try_next_master(t, now))
+        // pcclInvalidUsage: the master is of another version
+        if ((action->code != pcclMasterConnectionFailed && action->code != pcclInvalidUsage) ||
+            !try_next_master(t, now))
             end_attempt(t, action->code, &action->view, member_text(c->core));
         break;
     case MEMBER_VOTE_END: end_vote(t, action); break;
@@ -481,7 +483,7 @@ static bool take_wishes(struct control *t, int64_t now) {
     t->wanted = false;
     pthread_mutex_unlock(&t->c->lock);
     if (wanted && !closing) {
-        master_link_set_run(t->c->master, &t->c->params.run);
+        master_link_set_run(t->c->master, &t->c->run);
         master_link_join(t->c->master, t->c->transport, t->c->params.masters, t->c->params.master_count, now);
     }
     return !closing;

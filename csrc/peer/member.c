@@ -237,8 +237,13 @@ static void take_measure(struct member *m, const struct wire_measure *measure, s
     action->duration_ms = measure->duration_ms;
 }
 
-static void take_end(struct member *m, const struct wire_header *header, const struct wire_text *text,
+static void take_end(struct member *m, const struct wire_header *header, const struct wire_text *text, int64_t now,
                      struct member_output *out) {
+    // Another master of the list may be of this version.
+    if (member_is_seeking(m) && m->recovery.masters > 1 && wire_text_begins(text, WIRE_FOREIGN)) {
+        member_disconnected(m, "the master is of another version", now, out);
+        return;
+    }
     const char *what = header->type == WIRE_EXPELLED ? "the master expelled this peer" : "the master refused this peer";
     // A newcomer refused after its registration, or a member expelled out of a vote, could mostly not make its links.
     bool links = !member_is_seeking(m) &&
@@ -332,7 +337,7 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     case WIRE_REFUSED:
     case WIRE_EXPELLED:
         if (!wire_decode_text(body, length, &text)) return false;
-        take_end(m, header, &text, out);
+        take_end(m, header, &text, now, out);
         return true;
     case WIRE_HEARTBEAT: return true;
     case WIRE_WAITING:

@@ -61,6 +61,7 @@ void recovery_note_epoch(struct recovery *r, const struct wire_epoch_commit *com
         r->sync.round = told->sync_round;
         r->sync.expected = told->sync_expected;
         r->sync.revision = told->sync_expected == 0 ? 0 : told->sync_expected - 1;
+        r->sync.committed = r->sync.committed && told->sync_expected != 0;
     }
     uint8_t kind = commit->reason == WIRE_REASON_UPDATE  ? WIRE_VOTE_UPDATE
                    : commit->reason == WIRE_REASON_ORDER ? WIRE_VOTE_OPTIMIZE

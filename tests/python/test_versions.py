@@ -33,9 +33,10 @@ def answer(stream: socket.socket) -> None:
     read(stream, length)
     why = f"the master speaks version {OTHER} of the protocol, and this peer another version, {VERSION}; install one pccl on both"
     body = struct.pack("<H", len(why)) + why.encode()
-    if kind != TYPES["HELLO"]:
+    refuses = kind in (TYPES["HELLO"], TYPES["RESUME"])
+    if not refuses:
         body = struct.pack("<H", OTHER) + b"what only this version knows"
-    stream.sendall(HEADER.pack(len(body), b"PC", TYPES["REFUSED" if kind == TYPES["HELLO"] else "MATRIX"], 0, 0, 0) + body)
+    stream.sendall(HEADER.pack(len(body), b"PC", TYPES["REFUSED" if refuses else "MATRIX"], 0, 0, 0) + body)
 
 
 @contextlib.contextmanager
@@ -65,6 +66,28 @@ def test_a_peer_asks_once_to_join() -> None:
             comm.connect()
         assert caught.value.result == pccl.Result.INVALID_USAGE
         assert len(seen) == 1
+
+
+def test_a_peer_tries_the_next_master_of_its_list() -> None:
+    with foreign_master() as (address, seen), pccl.MasterNode("127.0.0.1:0") as master:
+        with pccl.Communicator(f"{address},127.0.0.1:{master.port}") as comm:
+            comm.connect()
+            assert comm.world_size == 1
+        assert seen
+
+
+def test_a_member_seeks_on() -> None:
+    """Its first master is replaced by one of another version, and the second one takes the run up."""
+    with foreign_master() as (foreign, seen), contextlib.ExitStack() as stack:
+        first = stack.enter_context(pccl.MasterNode("127.0.0.1:0"))
+        second = stack.enter_context(pccl.MasterNode("127.0.0.1:0"))
+        comm = stack.enter_context(pccl.Communicator(f"127.0.0.1:{first.port},{foreign},127.0.0.1:{second.port}"))
+        comm.connect()
+        first.detach()
+        while not seen:  # the first master may answer before it ends
+            comm.update_topology()
+        comm.update_topology()
+        assert comm.world_size == 1
 
 
 @pytest.mark.parametrize("command", ["doctor", "top"])

@@ -4,6 +4,7 @@
 #include "mailboxes.h"
 #include "master/gather.h"
 #include "master/run.h"
+#include "pccl.h"
 
 enum { LIMIT_MS = 1000, RUN = 7 };
 
@@ -109,6 +110,8 @@ struct says {
     uint32_t content;          // of its state
     uint64_t expected;         // the revision that its group expects
     bool unsound;              // its last revision is not the one before
+    bool committed;            // took part in a commit
+    uint8_t code;              // of the last round
     bool closed;               // the master before could not dial it
 };
 
@@ -158,6 +161,8 @@ static void resume(const struct says *says) {
     message.secret[0] = says->secret;
     message.quorum = says->quorum;
     message.sync_revision = says->unsound ? says->expected : says->expected - (says->expected != 0);
+    message.sync_committed = says->committed;
+    message.sync_code = says->code;
     message.sync_vote.mask.low = says->entry;
     message.sync_vote.content.low = says->content;
     message.sync_vote.outline = (struct wire_outline){says->entry != 0, {says->entry}};
@@ -410,6 +415,7 @@ static void test_lies(void) {
         {"a revision that does not follow the last commit",
          "malformed",
          {.who = 'a', .members = "abc", .round = 5, .expected = (UINT64_C(1) << 43) + 2, .unsound = true}},
+        {"a code that no round has", "malformed", {.who = 'a', .members = "abc", .round = 5, .code = 200}},
         {"another version", "version", {.who = 'a', .members = "abc", .version = WIRE_VERSION + 1}},
     };
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
@@ -693,6 +699,56 @@ static void test_false_rounds(void) {
             }
             end();
         }
+}
+
+// Five members, of whom some wait in a sync whose end others may have heard.
+static void test_lies_to_waiting_members(void) {
+    enum { FAILED = pcclNoSharedStateAvailable };
+    static const uint64_t absurd = UINT64_C(1) << 43;
+    static const struct {
+        const char *name, *waits; // after round 5, with revision 4 expected; the others have heard of round 6, with 5
+        char liar;                // who tells of round 6
+        uint64_t its;             // revision that is expected
+        uint8_t code;
+        uint64_t round, expected; // that the master believes
+    } told_ends[] = {
+        {"all wait; a revision that nobody has", "abcd", 'e', absurd, 0, 5, 4},
+        {"all wait; no commit at all", "abcd", 'e', 0, FAILED, 5, 4},
+        {"the first of the ring lies to those that wait", "de", 'a', absurd, 0, 6, 5},
+        {"the round failed, says the first of the ring", "de", 'a', 5, FAILED, 6, 5},
+    };
+    for (size_t i = 0; i < sizeof told_ends / sizeof told_ends[0]; i++) {
+        begin(told_ends[i].name);
+        for (const char *p = "abcde"; *p; p++) {
+            bool waits = strchr(told_ends[i].waits, *p) != NULL, lies = *p == told_ends[i].liar;
+            resume(&(struct says){.who = *p,
+                                  .members = "abcde",
+                                  .round = waits ? 5 : 6,
+                                  .expected = lies    ? told_ends[i].its
+                                              : waits ? 4
+                                                      : 5,
+                                  .committed = !lies || told_ends[i].its != 0,
+                                  .code = lies ? told_ends[i].code : pcclSuccess,
+                                  .vote = waits ? WIRE_VOTE_SYNC : 0});
+        }
+        skip_waiting("abcde");
+        ASKED("abcde", 2);
+        promise("abcde", RUN, 2);
+        for (const char *p = "abcde"; *p; p++) {
+            struct wire_resumed told = RESUMED(*p);
+            CHECK_EQ(told.sync_ended, strchr(told_ends[i].waits, *p) != NULL && told_ends[i].round == 6);
+            if (told.sync_ended) CHECK(told.sync.code == pcclSuccess && told.sync.revision == 4);
+        }
+        for (const char *p = "abcde"; *p; p++) {
+            struct wire_member members[WIRE_MAX_MEMBERS];
+            struct wire_epoch_commit told = {.epoch.members = members};
+            const struct frame *frame = TAKE(*p, WIRE_EPOCH);
+            CHECK(wire_decode_epoch_commit(frame->body, frame->header.length, &told));
+            CHECK_EQ(told.epoch.sync_round, told_ends[i].round);
+            CHECK_EQ(told.epoch.sync_expected, told_ends[i].expected);
+        }
+        end();
+    }
 }
 
 static void test_election(void) {
@@ -1437,6 +1493,7 @@ int main(void) {
     test_ends();
     test_false_ends();
     test_false_rounds();
+    test_lies_to_waiting_members();
     test_election();
     test_too_late();
     test_young();

@@ -188,7 +188,7 @@ static void test_recall(void) {
     struct wire_sync_end end;
     rounds_recall(peer('a'), &heard);
     rounds_recall(peer('b'), &missed);
-    rounds_recall_end(&rounds, &table, peer('a')->group, &heard);
+    rounds_recall_end(&rounds, &table, peer('a')->group, &heard, heard.sync_code);
     CHECK(!rounds_missed(&rounds, &table, peer('a'), &heard, &end));
     CHECK(rounds_missed(&rounds, &table, peer('b'), &missed, &end));
     CHECK(end.round == 9 && end.revision == 3 && end.code == pcclSuccess && peer('b')->committed);

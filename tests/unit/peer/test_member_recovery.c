@@ -375,6 +375,15 @@ static void test_answers(void) {
         CHECK_STR(member_text(core), ends[i].words);
         end();
     }
+    for (uint32_t masters = 1; masters <= 2; masters++) {
+        accepted("a master of another version: there may be one of its own", RECOVERY_MS, masters);
+        lose();
+        resume(MEMBER_TENSORS_AS_VOTED);
+        text(WIRE_REFUSED, WIRE_FOREIGN "99");
+        CHECK_EQ(count(MEMBER_DIE), masters == 1);
+        CHECK_EQ(count(MEMBER_SEEK), masters - 1);
+        end();
+    }
 }
 
 // ---- when its calls end ----

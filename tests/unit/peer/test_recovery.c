@@ -125,6 +125,11 @@ static void test_rounds(void) {
     CHECK_EQ(tell().epoch.sync_round, 6);
     CHECK_EQ(tell().epoch.sync_expected, 70);
     CHECK_EQ(tell().sync_revision, 69);
+    CHECK(tell().sync_committed);
+    commit.epoch.sync_round = 7; // a master that believes in no commit
+    commit.epoch.sync_expected = 0;
+    recovery_note_epoch(&r, &commit, epoch);
+    CHECK(!tell().sync_committed && tell().sync_revision == 0);
     CHECK_EQ(tell().epoch.lost_epoch, 3); // never goes back
     recovery_fini(&r);
     epoch_put(epoch);
