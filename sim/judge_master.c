@@ -57,6 +57,14 @@ static bool is_told_again(const struct truth *truth, uint32_t master_life, const
     return same;
 }
 
+static bool is_heard(const struct pccl_sim *s, uint64_t run, uint64_t generation) {
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        struct wire_header header = member_header(s->processes[slot].core);
+        if (s->processes[slot].running && header.run == run && header.generation >= generation) return true;
+    }
+    return false;
+}
+
 static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const struct control *control,
                      const struct wire_header *header, const uint8_t *body) {
     struct wire_epoch_commit commit = {.epoch.members = s->said->members};
@@ -77,8 +85,9 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
     bool left = false;
     for (int slot = 0; slot < (int)s->peers; slot++)
         left |= truth->lives[slot] != 0 && sim_alive(s, slot, truth->lives[slot]);
-    // The last announcement is lost if nobody is left who may have heard of it.
-    if (left && truth->generation > header->generation) return;
+    // The last announcement is lost if nobody is left who may have heard of it. A master that speaks late is not heard by
+    // who has heard of a later generation.
+    if ((left || is_heard(s, header->run, truth->generation)) && truth->generation > header->generation) return;
     if (left && truth->generation == header->generation && truth->master_life != master_life)
         sim_fail(s, "agreement", "two masters have taken the run up in generation %llu",
                  (unsigned long long)header->generation);
