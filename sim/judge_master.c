@@ -85,8 +85,8 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
     bool left = false;
     for (int slot = 0; slot < (int)s->peers; slot++)
         left |= truth->lives[slot] != 0 && sim_alive(s, slot, truth->lives[slot]);
-    // The last announcement is lost if nobody is left who may have heard of it. A master that speaks late is not heard by
-    // who has heard of a later generation.
+    // The last announcement is lost if nobody is left who may have heard of it. A master that speaks late is not heard
+    // by who has heard of a later generation.
     if ((left || is_heard(s, header->run, truth->generation)) && truth->generation > header->generation) return;
     if (left && truth->generation == header->generation && truth->master_life != master_life)
         sim_fail(s, "agreement", "two masters have taken the run up in generation %llu",

@@ -112,8 +112,8 @@ static void take_limits(const struct takeover *t) {
     }
 }
 
-// Has this member heard of the same end of a round, or may the round have ended without it? A round with somebody who has
-// the last commit fails, repeats that commit, or makes the next one (rounds_elect, rule 3).
+// Has this member heard of the same end of a round, or may the round have ended without it? A round with somebody who
+// has the last commit fails, repeats that commit, or makes the next one (rounds_elect, rule 3).
 static bool fits_round(const struct wire_resume *resume, const struct wire_resume *told) {
     uint64_t before = resume->epoch.sync_expected, after = told->epoch.sync_expected;
     if (resume->epoch.sync_round == told->epoch.sync_round) return before == after;
