@@ -5,6 +5,7 @@ clouds.png is of bench/results.json, diloco_by_bytes.png of bench/diloco.json, w
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -54,7 +55,9 @@ def clouds(rows: list[Row], path: Path) -> None:
 
 
 def main() -> int:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "images", help="default: docs/images")
+    folder = parser.parse_args().folder
     clouds(json.loads((ROOT / "bench" / "results.json").read_text())["clouds"]["rows"], folder / "clouds.png")
     results = diloco.load(ROOT / "bench" / "diloco.json")
     diloco.draw(results, "sent", "MB sent per peer (logarithmic)", folder / "diloco_by_bytes.png")

@@ -118,6 +118,8 @@ def write_files(run: str | os.PathLike[str], keys: Keys, *, new: bool = True) ->
     master, peer = paths_of(run)
     for path in (master, peer):
         if new and os.path.lexists(path):
+            if of := _run_of(path):
+                raise KeysError(f"{path} is the file of run {of}: choose another name, or `pccl keys` with --add to change it")
             raise KeysError(
                 f"{path} exists, and a new one would shut out all who have it: `pccl keys {run} --add` adds a secret to it, "
                 "or remove both files first"
@@ -126,6 +128,13 @@ def write_files(run: str | os.PathLike[str], keys: Keys, *, new: bool = True) ->
     _write(master, keys.text("master"), new=new)
     _write(peer, keys.text("peer"), new=new)
     return master, peer
+
+
+def _run_of(path: Path) -> str:
+    try:
+        return read_file(path)[1].run
+    except KeysError:
+        return ""
 
 
 def files_of_runs(name: str | os.PathLike[str]) -> list[tuple[Path, Keys]]:
@@ -149,6 +158,8 @@ def write_run_file(name: str | os.PathLike[str], run: str) -> tuple[Path, Keys]:
     path = master.with_name(f"{master.stem}-{run}.peer")
     old = any(path == other and run == there.run for other, there in files_of_runs(name))
     if not old and os.path.lexists(path):
+        if path.with_suffix(".master").exists():
+            raise KeysError(f"{path} belongs to {path.with_suffix('.master')}: choose another name for one of them")
         raise KeysError(f"{path} exists, and is not the file of run {run} with the keys of {master}: remove it first")
     _write(path, keys.text("peer"), new=not old)
     return path, keys

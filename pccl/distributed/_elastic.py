@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import torch.distributed as dist
@@ -27,6 +28,16 @@ from pccl.state._objects import has_state, load_object_state, object_state
 from pccl.state._parity import require_policy
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.snapshot import Report as SnapshotReport
+
+_Result = TypeVar("_Result")
+
+_OWN = frozenset(
+    {
+        *("_values", "_training", "_sharded", "_replicated", "_every", "_calls", "_steps", "_known", "_leaves", "_deals"),
+        "_notice",
+    }
+)
+"""Attributes of an Elastic that are no values."""
 
 
 class Elastic:
@@ -92,7 +103,8 @@ class Elastic:
             self._sharded = Sharded(self._training, snapshots, *callbacks, every, commits)
         elif snapshots is not None:
             raise ValueError("snapshots are for sharded models; every member of this training has the whole state")
-        self._replicated = Replicated(self._training, *callbacks, every, parity_every, parity)  # unless it is sharded
+        weak = _weak(self._told_values), _weak(self._take_told_values), _weak(self._progress)
+        self._replicated = Replicated(self._training, *weak, every, parity_every, parity)
         self._every = every
         self._calls = 0
         self._steps = 0
@@ -279,12 +291,24 @@ class Elastic:
         return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):  # no value is called so
+        if name in _OWN:
             object.__setattr__(self, name, value)
         elif name in self._values:
             self._values[name] = value
         else:
             raise AttributeError(f"{name!r} is not one of the values given to Elastic: Elastic(model, optimizer, {name}=...)")
+
+
+def _weak(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """A bound method, for a part of its object that lives no longer: a dropped Elastic is gone at once, with its model."""
+    weak = weakref.WeakMethod(method)
+
+    def call(*given: Any) -> _Result:
+        found = weak()
+        assert found is not None, "a part of an Elastic was used after it"
+        return found(*given)
+
+    return call
 
 
 def _described_value(value: Any) -> tuple[bool, Any]:

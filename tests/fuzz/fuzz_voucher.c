@@ -104,7 +104,7 @@ static void sign_resume(void) {
         .quorum = commit.quorum};
     memcpy(signed_resume.signature, commit.signature, sizeof commit.signature);
     wire_encode_resume(&resume, header, &signed_resume);
-    MUST(quorum_verify(&signer, &verified, header.run, &signed_resume));
+    MUST(quorum_verify(&signer, &verified, header.run, &signed_resume) == QUORUM_SIGNED);
 }
 
 static void begin(void) {
@@ -315,7 +315,7 @@ static void fuzz_epochs(struct fuzz *in) {
         if (member->reach.count > WIRE_MAX_ADDRESSES) member->reach.count = WIRE_MAX_ADDRESSES; // its room
     }
     fuzz_refuse(fuzz_below(in, 4));
-    if (good && quorum_verify(&signer, &verified, run, &got) && got.accepted) check_signed(&got, run);
+    if (good && quorum_verify(&signer, &verified, run, &got) == QUORUM_SIGNED && got.accepted) check_signed(&got, run);
     fuzz_refuse(0);
     free(body);
     MUST(good || changed);

@@ -151,6 +151,14 @@ def test_the_file_of_one_run():
     ]
 
 
+def test_names_that_files_of_runs_take():
+    run("job")
+    run("job", "--run", "bert")
+    assert "job-bert.peer is the file of run bert: choose another name" in run("job-bert", status=1)
+    run("job-gpt")
+    assert "job-gpt.peer belongs to job-gpt.master: choose another name" in run("job", "--run", "gpt", status=1)
+
+
 def test_rotation_changes_the_files_of_runs():
     run("job")
     run("job", "--run", "bert")
@@ -173,7 +181,10 @@ def test_wrong_names_of_runs():
     for name in ("", "a b", "a/b", "*", "n" * 65):
         assert "no name of a run" in run("job", "--run", name, status=1)
     run("job-bert")
-    assert "not the file of run bert" in run("job", "--run", "bert", status=1)
+    assert "belongs to job-bert.master" in run("job", "--run", "bert", status=1)
+    Path("job-gpt.peer").write_text("mine")
+    assert "is not the file of run gpt with the keys of job.master: remove it first" in run("job", "--run", "gpt", status=1)
+    Path("job-gpt.peer").unlink()
     assert "leave --run out" in run("job", "--run", "gpt", "--add", status=2)
     assert "cannot be used" in run("show", "job", "--run", "gpt", status=2)
     assert sorted(os.listdir()) == ["job-bert.master", "job-bert.peer", "job.master", "job.peer"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -271,6 +273,19 @@ def test_an_attribute_that_is_no_value_is_refused():
     for name in ("_step", "_sync", "other"):
         with pytest.raises(AttributeError, match="not one of the values"):
             setattr(state, name, 7)
+
+
+def test_a_dropped_object_is_gone_at_once():
+    """With its model and its optimizer: nothing waits for the cyclic collector."""
+    model = nn.Linear(1, 1)
+    state = Elastic(model, torch.optim.SGD(model.parameters()), step=0)
+    gone = weakref.ref(state)
+    gc.disable()
+    try:
+        del state
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_join_error_is_what_a_newcomer_gets():

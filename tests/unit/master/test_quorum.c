@@ -147,7 +147,7 @@ static bool believed(void) { return quorum_verify(&signer, &verified, header.run
 static void test_signature(void) {
     begin_signed();
     CHECK(believed());
-    CHECK(!quorum_verify(&signer, &verified, header.run + 1, &resume));
+    CHECK_EQ(quorum_verify(&signer, &verified, header.run + 1, &resume), QUORUM_UNSIGNED);
 #define CHANGED(field, change) \
     do { \
         check_case("%s", #field); \
@@ -207,7 +207,7 @@ static void test_without_keys(void) {
     CHECK(quorum_sign(&none, header, &commit));
     CHECK_EQ(commit.signature[0], 0);
     resume.epoch.number++;
-    CHECK(quorum_verify(&none, &verified, header.run, &resume));
+    CHECK_EQ(quorum_verify(&none, &verified, header.run, &resume), QUORUM_SIGNED);
     resume.accepted = 0; // a newcomer brings no epoch
     CHECK(believed());
 }
