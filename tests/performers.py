@@ -49,10 +49,15 @@ def _log_to(stderr: Path | None) -> None:
             os.dup2(opened.fileno(), 2)
 
 
+def take_environment(environment: dict[str, str]) -> None:
+    """At the begin of a process: what it inherits is the environment of the test that started the server."""
+    os.environ.clear()
+    os.environ.update(environment)
+
+
 def _serve(role: Any, pipe: Connection, environment: dict[str, str], stderr: Path | None, arguments: tuple[Any, ...]) -> None:
     _log_to(stderr)
-    os.environ.clear()  # the server's is that of the test that started it
-    os.environ.update(environment)
+    take_environment(environment)
     if getattr(role, "IS_NO_MASTER", False):  # then it has no keys of masters either (tests/conftest.py)
         os.environ.update(keys_of_peers())
     if "NETNS" in environment:
@@ -84,9 +89,16 @@ def _serve(role: Any, pipe: Connection, environment: dict[str, str], stderr: Pat
 
 
 def _serve_master(
-    pipe: Connection, address: str, heartbeat_limit: float, masters: str, stderr: Path | None, keys: str | None
+    pipe: Connection,
+    address: str,
+    heartbeat_limit: float,
+    masters: str,
+    environment: dict[str, str],
+    stderr: Path | None,
+    keys: str | None,
 ) -> None:
     _log_to(stderr)
+    take_environment(environment)
     master = MasterNode(address, heartbeat_limit=heartbeat_limit, masters=masters or None, keys=keys)
     while True:
         try:
@@ -221,7 +233,7 @@ class MasterProcess:
         self._pipe, inner = _context.Pipe()
         self._process = _context.Process(
             target=_serve_master,
-            args=(inner, self.address, self._heartbeat_limit, self._masters, self._stderr, self._keys),
+            args=(inner, self.address, self._heartbeat_limit, self._masters, dict(os.environ), self._stderr, self._keys),
             daemon=True,
         )
         self._process.start()

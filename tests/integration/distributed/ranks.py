@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from performers import preload, start_server
+from performers import preload, start_server, take_environment
 
 SECONDS = 90.0
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -46,7 +46,7 @@ def run(
 ) -> list[Any]:
     """Calls `function(*arguments)` in `size` ranks; gives what each returned. `dead` are ranks that the function kills."""
     with tempfile.TemporaryDirectory() as folder:
-        job = (str(Path(folder) / "store"), size, backend, timeout, dict(environment or {}), function, arguments)
+        job = (str(Path(folder) / "store"), size, backend, timeout, {**os.environ, **(environment or {})}, function, arguments)
         pipes, processes = [], []
         start_server()
         for rank in range(size):
@@ -104,7 +104,7 @@ def _work(
     arguments: tuple[Any, ...],
 ) -> None:
     faulthandler.enable()
-    os.environ.update(environment)
+    take_environment(environment)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
