@@ -62,7 +62,7 @@ def parse_endpoint(address: str) -> Endpoint:
     place, slash, run = address.partition("/")
     if slash and not re.fullmatch(RUN_NAME, run, re.ASCII):
         text = f"address {address!r} has an invalid name of a run, {run!r}"
-        raise ArgumentError(f"{text}; write 1 to 64 letters, digits, dots, lines and underscores behind host:port/")
+        raise ArgumentError(f"{text}; write 1 to 64 letters, digits, dots, hyphens and underscores behind host:port/")
     if re.fullmatch(r"[0-9]{1,5}", place, re.ASCII):
         raise ArgumentError(f"address {address!r} has no host; write 0.0.0.0:{place} to listen, or host:{place} to connect")
     if ":" not in place:

@@ -50,7 +50,7 @@ class Communicator(NamedCollectives):
     commas, for a run with standby masters.
 
     `host:port/name`, or a list with `/name` behind it, is the run of this name among those that the master serves; the name has 1
-    to 64 letters, digits, dots, lines and underscores.
+    to 64 letters, digits, dots, hyphens and underscores.
 
     When the master is lost, everything waits for it, or for the next one of the list, to take the run up; nothing else is
     noticed of it. After `master_recovery_limit` seconds (default 60; 0 = at once) without one the communicator is dead.

@@ -61,7 +61,7 @@ class Keys:
     def of_run(self, run: str) -> Keys:
         """Returns the keys for peers of one of the masters' runs. KeysError: it cannot be a name."""
         if not re.fullmatch(RUN_NAME, run, re.ASCII):
-            raise KeysError(f"{run!r} is no name of a run: write 1 to 64 letters, digits, dots, lines and underscores")
+            raise KeysError(f"{run!r} is no name of a run: write 1 to 64 letters, digits, dots, hyphens and underscores")
         return Keys(tuple(derived_secret(secret, run) for secret in self.secrets), self.master_public, run=run)
 
     def text(self, role: str) -> str:

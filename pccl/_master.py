@@ -274,7 +274,7 @@ def _place(endpoint: Endpoint, ip: IP, listed: list[Endpoint], addresses: list[t
     if not found:
         raise ValueError(
             f"the masters {names} do not contain {endpoint}, where this one listens; give each master the same list, "
-            "in which its own address and port are as the peers dial them"
+            "in which its own address and port are as the peers dial them, or name its entry with `--advertise`"
         )
     if len(found) > 1:
         both = " and ".join(str(listed[position]) for position in found)

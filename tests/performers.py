@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -53,6 +54,7 @@ def take_environment(environment: dict[str, str]) -> None:
     """At the begin of a process: what it inherits is the environment of the test that started the server."""
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # TMPDIR is read again
 
 
 def _serve(role: Any, pipe: Connection, environment: dict[str, str], stderr: Path | None, arguments: tuple[Any, ...]) -> None:

@@ -118,7 +118,7 @@ pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name);
 pcclResult_t pccl_ext_comm_set_interface(pcclComm_t *comm, const char *interfaces);
 // Sets the name of the run that the communicator is in, of those of its masters; before connect. Unless set, it is the
 // run without a name.
-// pcclInvalidArgument: not 1 to 64 letters, digits, dots, lines and underscores. pcclInvalidUsage: connected or
+// pcclInvalidArgument: not 1 to 64 letters, digits, dots, hyphens and underscores. pcclInvalidUsage: connected or
 // connecting.
 pcclResult_t pccl_ext_comm_set_run(pcclComm_t *comm, const char *run);
 // Encrypts all connections of the communicator with the keys in this file; before connect. Three paths with line breaks

@@ -276,7 +276,7 @@ CURSOR_INLINE void wire_visit_fingerprint(struct cursor *c, struct wire_fingerpr
     cursor_u8(c, &fingerprint->mode);
 }
 
-// Whether these bytes are the name of a run: 1 to WIRE_MAX_RUN letters, digits, dots, lines and underscores.
+// Whether these bytes are the name of a run: 1 to WIRE_MAX_RUN letters, digits, dots, hyphens and underscores.
 bool wire_is_run_name(const char *chars, size_t length);
 // Whether these bytes are the name of a number: 1 to WIRE_MAX_NUMBER_NAME letters, digits and underscores.
 bool wire_is_number_name(const char *chars, size_t length);

@@ -109,4 +109,4 @@ def _make(name: str, change: str | None) -> None:
         return
     keys = _keys.drop_secret(name)
     click.echo(f"{_names(name)} have one secret; in {master}: {_keys.secret_id(keys.secrets[0])}")
-    click.echo("next: copy them to all hosts; processes with only the older secret can no longer connect")
+    click.echo("next: copy them to all hosts, and restart the processes; until then they accept the older secret")

@@ -18,6 +18,7 @@ from pccl._address import parse_endpoints
 from pccl._calls import Deadline
 from pccl._credentials import environment_has_some
 from pccl._errors import PCCLError, PCCLTimeoutError, Result
+from pccl._keys import KeysError, fingerprint, read_file
 from pccl._waits import FIRST_SECONDS, WaitLog
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class Place:
     """Where others reach the machine."""
     masters: str
     """PCCL_MASTER, or ""."""
-    keys: bool
-    """Whether the environment names keys or a certificate."""
+    keys: str
+    """The fingerprint of the master's key in the file that PCCL_KEYS names; "?" for a certificate; "" for neither."""
     membership: str = "elastic"
     token: str = field(default_factory=lambda: uuid4().hex)
     """Names this call of init_process_group: the store may hold what earlier ones wrote."""
@@ -64,9 +65,16 @@ def own_place(store: dist.Store, world_size: int, membership: str = "elastic") -
         network=_network(),
         address=own_address(host_of(store)),
         masters=given,
-        keys=environment_has_some(),
+        keys=_fingerprint(),
         membership=membership,
     )
+
+
+def _fingerprint() -> str:
+    try:
+        return fingerprint(read_file(os.environ.get("PCCL_KEYS", ""))[1].master_public)
+    except KeysError:  # what is wrong with a file is said by who uses it
+        return "?" if environment_has_some() else ""
 
 
 def _network() -> str:
@@ -297,9 +305,14 @@ def _problem(places: Sequence[str], own: Place) -> str:
         if other.membership != own.membership:
             text = f'rank 0 has the membership "{own.membership}" and rank {rank} "{other.membership}"'
             return f"{text}; give all ranks the same Options(membership=) or PCCL_MEMBERSHIP"
-        if other.keys != own.keys:
+        if bool(other.keys) != bool(own.keys):
             has, lacks = (0, rank) if own.keys else (rank, 0)
             return f"rank {has} has PCCL_KEYS, and rank {lacks} has not; give all ranks the keys of the run, or none"
+        if other.keys != own.keys and "?" not in (other.keys, own.keys):
+            return (
+                f"rank 0 has keys with the fingerprint {own.keys}, and rank {rank} has others, with {other.keys} "
+                "(`pccl keys show`); copy one file to all hosts"
+            )
     return ""
 
 

@@ -51,7 +51,7 @@ class ThisRun:
         if self.to_join:
             raise RuntimeError(
                 f"{call}: this process was started to join the run at {self.to_join} and has not joined it yet; "
-                "call pccl.distributed.Elastic(model, optimizer, ...).sync() first"
+                "call pccl.distributed.Elastic(model, optimizer, ...).sync() first, or launch it with --adapt"
             )
 
     @contextlib.contextmanager

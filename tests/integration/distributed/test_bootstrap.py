@@ -434,6 +434,26 @@ def test_keys_that_one_rank_alone_has_are_told(monkeypatch, tmp_path):
     assert "give all ranks the keys of the run, or none" in problems[0]
 
 
+@encrypts
+def test_keys_of_two_runs_are_told(monkeypatch, tmp_path):
+    places, marks = [], []
+    for name in ("one", "two"):
+        keys = _keys.new_keys()
+        master, peer = _keys.write_files(tmp_path / name, keys)
+        marks.append(_keys.fingerprint(keys.master_public))
+        for path in (master, peer):
+            monkeypatch.setenv("PCCL_KEYS", str(path))
+            places.append(_board.own_place(dist.HashStore(), 2))
+    texts = [json.dumps(dataclasses.asdict(place)) for place in places]
+    assert _board._problem(texts[:2], places[0]) == ""  # the files of one run
+    told = _board._problem([texts[0], texts[3]], places[0])
+    assert all(mark in told for mark in marks)
+    assert "copy one file to all hosts" in told
+    monkeypatch.setenv("PCCL_KEYS", str(tmp_path / "none"))
+    unread = _board.own_place(dist.HashStore(), 2)  # its own error says why
+    assert _board._problem([texts[0], json.dumps(dataclasses.asdict(unread))], places[0]) == ""
+
+
 # ---- what goes wrong ----
 
 

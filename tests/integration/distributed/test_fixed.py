@@ -326,7 +326,7 @@ def test_options_go_before_the_environment(monkeypatch, options, environment, ch
 
 
 def test_ranks_that_disagree_are_told():
-    own = _board.Place(world_size=2, node="a", network="n", address="", masters="", keys=False, membership="fixed")
+    own = _board.Place(world_size=2, node="a", network="n", address="", masters="", keys="", membership="fixed")
     other = dataclasses.replace(own, membership="elastic")
     places = [json.dumps(dataclasses.asdict(place)) for place in (own, other)]
     assert 'rank 0 has the membership "fixed" and rank 1 "elastic"' in _board._problem(places, own)
