@@ -149,7 +149,7 @@ static void find_round(struct takeover *t, const struct peer_record *peer) {
     }
 }
 
-// Of those that tell this end of a round, most tell its code (Boyer and Moore's majority vote).
+// Finds the code that most of those tell who tell this end of a round (Boyer and Moore's majority vote).
 static uint8_t code_of(const struct takeover *t, const struct peer_group *group, const struct wire_resume *told) {
     uint32_t lead = 0;
     uint8_t code = told->sync_code;
