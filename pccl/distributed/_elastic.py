@@ -95,11 +95,11 @@ class Elastic:
         self._values = values
         self._training = Training(model, optimizers)
         self._sharded: Sharded | None = None
-        callbacks = self._told_values, self._take_told_values, self._progress
         if self._training.is_sharded:
             if parity_every is not None:
                 raise ValueError("parity_every compares what all members hold alike, and this model is sharded")
             commits = [one.commit_tag for one in self._data()]
+            callbacks = self._told_values, self._take_told_values, self._progress
             self._sharded = Sharded(self._training, snapshots, *callbacks, every, commits)
         elif snapshots is not None:
             raise ValueError("snapshots are for sharded models; every member of this training has the whole state")
