@@ -118,8 +118,11 @@ def write_files(run: str | os.PathLike[str], keys: Keys, *, new: bool = True) ->
     master, peer = paths_of(run)
     for path in (master, peer):
         if new and os.path.lexists(path):
-            if of := _run_of(path):
-                raise KeysError(f"{path} is the file of run {of}: choose another name, or `pccl keys` with --add to change it")
+            there = _keys_in(path)
+            if there is not None and there.run:
+                raise KeysError(
+                    f"{path} is the file of run {there.run}: choose another name, or `pccl keys` with --add to change it"
+                )
             raise KeysError(
                 f"{path} exists, and a new one would shut out all who have it: `pccl keys {run} --add` adds a secret to it, "
                 "or remove both files first"
@@ -130,22 +133,20 @@ def write_files(run: str | os.PathLike[str], keys: Keys, *, new: bool = True) ->
     return master, peer
 
 
-def _run_of(path: Path) -> str:
+def _keys_in(path: Path) -> Keys | None:
+    """None: it is no file of keys."""
     try:
-        return read_file(path)[1].run
+        return read_file(path)[1]
     except KeysError:
-        return ""
+        return None
 
 
 def files_of_runs(name: str | os.PathLike[str]) -> list[tuple[Path, Keys]]:
     """Returns the files for peers of one run, NAME-RUN.peer, that are beside NAME.master and have its master's key."""
     master, _ = paths_of(name)
-    found = []
-    for path in sorted(master.parent.glob(f"{glob.escape(master.stem)}-*.peer")):
-        with contextlib.suppress(KeysError):
-            found.append((path, read_file(path)[1]))
     public = read_file(master)[1].master_public if master.exists() else None
-    return [(path, keys) for path, keys in found if keys.run and keys.master_public == public]
+    found = ((path, _keys_in(path)) for path in sorted(master.parent.glob(f"{glob.escape(master.stem)}-*.peer")))
+    return [(path, keys) for path, keys in found if keys is not None and keys.run and keys.master_public == public]
 
 
 def write_run_file(name: str | os.PathLike[str], run: str) -> tuple[Path, Keys]:
@@ -156,7 +157,8 @@ def write_run_file(name: str | os.PathLike[str], run: str) -> tuple[Path, Keys]:
     master, keys = _changed(name, "--run")
     keys = keys.of_run(run)
     path = master.with_name(f"{master.stem}-{run}.peer")
-    old = any(path == other and run == there.run for other, there in files_of_runs(name))
+    there = _keys_in(path)
+    old = there is not None and (there.run, there.master_public) == (run, keys.master_public)
     if not old and os.path.lexists(path):
         if path.with_suffix(".master").exists():
             raise KeysError(f"{path} belongs to {path.with_suffix('.master')}: choose another name for one of them")

@@ -112,11 +112,15 @@ static void take_limits(const struct takeover *t) {
     }
 }
 
+static bool same_end(const struct wire_resume *a, const struct wire_resume *b) {
+    return a->epoch.sync_round == b->epoch.sync_round && a->epoch.sync_expected == b->epoch.sync_expected;
+}
+
 // Has this member heard of the same end of a round, or may the round have ended without it? A round with somebody who
 // has the last commit fails, repeats that commit, or makes the next one (rounds_elect, rule 3).
 static bool fits_round(const struct wire_resume *resume, const struct wire_resume *told) {
     uint64_t before = resume->epoch.sync_expected, after = told->epoch.sync_expected;
-    if (resume->epoch.sync_round == told->epoch.sync_round) return before == after;
+    if (same_end(resume, told)) return true;
     bool follows = !resume->sync_committed || after == before || after == rounds_expect(before);
     return resume->epoch.sync_round < told->epoch.sync_round && resume->vote == WIRE_VOTE_SYNC && follows;
 }
@@ -139,14 +143,12 @@ static void find_round(struct takeover *t, const struct peer_record *peer) {
     const struct wire_resume *told = &survivor_of(t, peer)->resume;
     const struct wire_resume **found = &t->rounds[membership_group_slot(t->table, peer->group)];
     if (!told->accepted || told->epoch.sync_round == 0) return;
-    if (*found == NULL) {
-        *found = told;
-    } else if (told->epoch.sync_round != (*found)->epoch.sync_round || !fits_round(told, *found)) {
-        uint32_t fit = most_fit_round(t, peer->group, told), other = most_fit_round(t, peer->group, *found);
-        uint64_t its = told->epoch.sync_round, round = (*found)->epoch.sync_round;
-        bool differ = (fit > 0) != (other > 0);
-        if (differ ? fit > 0 : its != round ? its > round : fit > other) *found = told;
-    }
+    if (*found == NULL) *found = told;
+    if (same_end(told, *found)) return;
+    uint32_t fit = most_fit_round(t, peer->group, told), other = most_fit_round(t, peer->group, *found);
+    uint64_t its = told->epoch.sync_round, round = (*found)->epoch.sync_round;
+    bool differ = (fit > 0) != (other > 0);
+    if (differ ? fit > 0 : its != round ? its > round : fit > other) *found = told;
 }
 
 // Finds the code that most of those tell who tell this end of a round (Boyer and Moore's majority vote).
@@ -155,10 +157,7 @@ static uint8_t code_of(const struct takeover *t, const struct peer_group *group,
     uint8_t code = told->sync_code;
     for (uint32_t i = 0; i < t->table->count; i++) {
         const struct wire_resume *resume = &survivor_of(t, t->table->order[i])->resume;
-        if (t->table->order[i]->group != group || !resume->accepted ||
-            resume->epoch.sync_round != told->epoch.sync_round ||
-            resume->epoch.sync_expected != told->epoch.sync_expected)
-            continue;
+        if (t->table->order[i]->group != group || !resume->accepted || !same_end(resume, told)) continue;
         if (lead == 0) code = resume->sync_code;
         lead = resume->sync_code == code ? lead + 1 : lead - 1;
     }

@@ -20,17 +20,10 @@ HEADER = struct.Struct("<I2sHQQQ")
 OTHER = VERSION + 1
 
 
-def read(stream: socket.socket, size: int) -> bytes:
-    content = b""
-    while len(content) < size and (more := stream.recv(size - len(content))):
-        content += more
-    return content
-
-
 def answer(stream: socket.socket) -> None:
     """Tells a peer why it is refused, as a master does, and everybody else the version."""
-    length, _, kind, *_ = HEADER.unpack(read(stream, HEADER.size))
-    read(stream, length)
+    length, _, kind, *_ = HEADER.unpack(stream.recv(HEADER.size, socket.MSG_WAITALL))
+    stream.recv(length, socket.MSG_WAITALL)
     why = f"the master speaks version {OTHER} of the protocol, and this peer another version, {VERSION}; install one pccl on both"
     body = struct.pack("<H", len(why)) + why.encode()
     refuses = kind in (TYPES["HELLO"], TYPES["RESUME"])

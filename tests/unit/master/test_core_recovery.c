@@ -671,6 +671,19 @@ static void test_false_ends(void) {
         }
 }
 
+// What EPOCH tells of the last round of shared state, and of the revision that is expected.
+static void expects_at(int line, const char *peers, uint64_t round, uint64_t expected) {
+    static struct wire_member members[WIRE_MAX_MEMBERS];
+    for (; *peers; peers++) {
+        const struct frame *frame = take_at(line, *peers, WIRE_EPOCH);
+        struct wire_epoch_commit told = {.epoch.members = members};
+        check_that(wire_decode_epoch_commit(frame->body, frame->header.length, &told), __FILE__, line, "EPOCH decodes");
+        check_equal((int64_t)told.epoch.sync_round, (int64_t)round, __FILE__, line, "round");
+        check_equal((int64_t)told.epoch.sync_expected, (int64_t)expected, __FILE__, line, "expected");
+    }
+}
+#define EXPECTS(peers, round, expected) expects_at(__LINE__, peers, round, expected)
+
 // The end of a round of shared state that a member tells of, and that no master has told.
 static void test_false_rounds(void) {
     static const struct {
@@ -689,14 +702,7 @@ static void test_false_rounds(void) {
             ASKED("abc", 2);
             promise("abc", RUN, 2);
             for (const char *p = "abc"; *p; p++) CHECK(!RESUMED(*p).sync_ended);
-            for (const char *p = "abc"; *p; p++) {
-                struct wire_member members[WIRE_MAX_MEMBERS];
-                struct wire_epoch_commit told = {.epoch.members = members};
-                const struct frame *frame = TAKE(*p, WIRE_EPOCH);
-                CHECK(wire_decode_epoch_commit(frame->body, frame->header.length, &told));
-                CHECK_EQ(told.epoch.sync_round, 5);
-                CHECK_EQ(told.epoch.sync_expected, 4);
-            }
+            EXPECTS("abc", 5, 4);
             end();
         }
 }
@@ -739,14 +745,7 @@ static void test_lies_to_waiting_members(void) {
             CHECK_EQ(told.sync_ended, strchr(told_ends[i].waits, *p) != NULL && told_ends[i].round == 6);
             if (told.sync_ended) CHECK(told.sync.code == pcclSuccess && told.sync.revision == 4);
         }
-        for (const char *p = "abcde"; *p; p++) {
-            struct wire_member members[WIRE_MAX_MEMBERS];
-            struct wire_epoch_commit told = {.epoch.members = members};
-            const struct frame *frame = TAKE(*p, WIRE_EPOCH);
-            CHECK(wire_decode_epoch_commit(frame->body, frame->header.length, &told));
-            CHECK_EQ(told.epoch.sync_round, told_ends[i].round);
-            CHECK_EQ(told.epoch.sync_expected, told_ends[i].expected);
-        }
+        EXPECTS("abcde", told_ends[i].round, told_ends[i].expected);
         end();
     }
 }
