@@ -59,10 +59,14 @@ class Trainee:
         """Bytes that syncs have brought so far."""
         return sum(self.synced)
 
-    def enter(self) -> tuple[str, int, int]:
-        """Joins; gives its name and rank, and how many outer steps were made."""
+    def enter(self) -> tuple[str, int]:
+        """Joins; gives its name, and how many outer steps were made."""
         self.diloco.__enter__()
-        return str(self.comm.uuid), self.comm.rank, self.diloco.outer_step
+        return str(self.comm.uuid), self.diloco.outer_step
+
+    def ring(self) -> list[str]:
+        """The names of the members in the order of the ring, in which a small op adds."""
+        return [str(one.uuid) for one in self.comm.diagnose().members]
 
     def train(self, rounds: int) -> list[dict[str, Any]]:
         return [self.round() for _ in range(rounds)]
@@ -123,7 +127,6 @@ class Peer(Performer):
         super().__init__(Trainee, worker, (address, worker, kind, settings))
         self.worker = worker
         self.name = ""
-        self.rank = -1
 
     def enter(self) -> int:
         """Waits until it is a member; how many outer steps were made."""
@@ -131,7 +134,7 @@ class Peer(Performer):
         return self.entered()
 
     def entered(self) -> int:
-        self.name, self.rank, step = self.answer()
+        self.name, step = self.answer()
         return step
 
 
@@ -141,7 +144,7 @@ def digest(values: np.ndarray) -> str:
 
 @contextlib.contextmanager
 def run(count: int, kind: str = "DiLoCo", **settings: Any) -> Iterator[tuple[MasterProcess, list[Peer]]]:
-    """A master, and this many peers that begin together, by rank."""
+    """A master, and this many peers that begin together, in the order in which they are added: that of the ring."""
     with contextlib.ExitStack() as stack:
         master = stack.enter_context(MasterProcess(heartbeat_limit=30))  # a slow machine is not a death
         peers = []
@@ -153,10 +156,11 @@ def run(count: int, kind: str = "DiLoCo", **settings: Any) -> Iterator[tuple[Mas
             peer.tell("enter")
         for peer in peers:
             assert peer.entered() == 0
-        yield master, sorted(peers, key=lambda peer: peer.rank)
+        ring = peers[0].ask("ring")
+        yield master, sorted(peers, key=lambda peer: ring.index(peer.name))
 
 
 def contributing(told: dict[str, Any], peers: list[Peer]) -> list[int]:
-    """The workers of a round whose ranges all have the same contributors, by rank."""
+    """The workers of a round whose ranges all have the same contributors, in the order of `peers`."""
     assert len(told["ranges"]) == 1, told
     return [peer.worker for peer in peers if peer.name in told["ranges"][0][2]]

@@ -180,7 +180,7 @@ def simulate(
     width: int = 8,
     weight: Callable[[int], float] | None = None,
 ) -> Iterator[np.ndarray]:
-    """DiLoCo: the outer parameters after each outer step, of which `rounds` has the workers, by rank."""
+    """DiLoCo: the outer parameters after each outer step, of which `rounds` has the workers in the order of the sum."""
     outer = flat(make_model(width))
     nesterov = Nesterov(lr, momentum)
     workers: dict[int, Worker] = {}

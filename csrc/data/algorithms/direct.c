@@ -1,4 +1,4 @@
-// Small ops: every member sends its whole input to every other, all reduce in rank order. One one-way delay, no master:
+// Small ops: every member sends its whole input to every other, all reduce in ring order. One one-way delay, no master:
 // a member that has all inputs has the result and returns (ops/call_table_signals.c says what makes that safe).
 //
 // Inputs are sent before the others have posted the op, as long as no neighbour has to hold more than
@@ -60,7 +60,7 @@ static void reduce(const struct block_sum *how, void *to, const struct block *fi
     if (how->divisor > 0) kernels_get()->divide[how->dtype](to, how->count, how->divisor);
 }
 
-// Returns the reduction of all inputs but the last, in rank order. It overwrites received blocks only: the own input
+// Returns the reduction of all inputs but the last, in ring order. It overwrites received blocks only: the own input
 // may still be on its way to other members.
 static struct block *reduce_all_but_last(const struct op *op) {
     struct block *sum = block_of(op, 0), *room = op->team->place == 0 ? NULL : sum;
@@ -74,7 +74,7 @@ static struct block *reduce_all_but_last(const struct op *op) {
     return sum;
 }
 
-// result = the inputs reduced in rank order.
+// result = the inputs reduced in ring order.
 static void reduce_parts(const struct op *op, void *result) {
     struct block_sum how = sum_of(op, true);
     if (op->team->count > 1) {

@@ -18,7 +18,7 @@ PLAN = {"every": EVERY, "fragments": FRAGMENTS, "launches": [1, 3], "overlap": 2
 
 
 def contributing(told: dict, peers: list[Peer]) -> list[list[int]]:
-    """The workers of each fragment of a round, by rank."""
+    """The workers of each fragment of a round, in the order of `peers`."""
     assert [(start, stop) for start, stop, _ in told["ranges"]] == [(one.start, one.stop) for one in FRAGMENTS]
     return [[peer.worker for peer in peers if peer.name in names] for _, _, names in told["ranges"]]
 

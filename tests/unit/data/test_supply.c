@@ -11,7 +11,7 @@ enum { TAG = 7 };
 
 static float value(uint32_t peer, uint64_t i) { return input(peer, i) / 3; }
 
-// In rank order, as every member reduces.
+// In ring order, as every member reduces.
 static float expected(uint32_t peers, uint64_t i, int op) {
     float sum = value(0, i);
     for (uint32_t peer = 1; peer < peers; peer++) {
