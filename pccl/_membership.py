@@ -162,21 +162,16 @@ class Membership:
     def report(self, **numbers: float) -> None:
         """Puts numbers of the program beside those of the library, such as `comm.report(loss=loss, tokens=tokens)`.
 
-        `pccl top`, `pccl web`, `/metrics`, `diagnose` and the events show the newest. Does not wait. The master hears of them at
-        most five times a second; further calls are recorded here alone. Names have 1 to 32 ASCII letters, digits and
-        underscores, and there are at most 16: ArgumentError otherwise, and for what is no number. NaN is a number.
+        `pccl top`, `pccl web`, `/metrics`, `diagnose` and the events show the newest of each name, of the 16 names that were
+        reported last. Does not wait. The master hears of them at most five times a second. Names have 1 to 32 ASCII letters,
+        digits and underscores, and a call has at most 16: ArgumentError otherwise, and for what is no number. NaN is a number.
         """
         if len(numbers) > NUMBERS_MOST:
             raise ArgumentError(f"report takes at most {NUMBERS_MOST} numbers, not {len(numbers)}")
-        for name, value in numbers.items():
+        for name in numbers:
             if not re.fullmatch(r"[A-Za-z0-9_]{1,32}", name):
                 raise ArgumentError(f"the name of a number must have 1 to 32 letters, digits and underscores, not {name!r}")
-            if isinstance(value, (bool, str, bytes)):
-                raise ArgumentError(f"{name} must be a number, not {value!r}")
-        try:
-            values = _ffi.new("double[]", [float(value) for value in numbers.values()])
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ArgumentError(f"report takes numbers alone: {error}") from None
+        values = _ffi.new("double[]", [_number(name, value) for name, value in numbers.items()])
         names = [_ffi.new("char[]", name.encode()) for name in numbers]
         call(self._handle, "pccl_ext_comm_report", _ffi.new("char *[]", names), values, len(names))
 
@@ -420,6 +415,19 @@ class Membership:
     def _check_alive(self) -> None:
         """Raises the error of a dead, closed or never connected communicator; C has it for its every call but the world sizes."""
         call(self._handle, "pccl_ext_comm_alive", name="pcclGetAttribute")
+
+
+def _number(name: str, value: Any) -> float:
+    """A value that a program reports."""
+    try:
+        if isinstance(value, (bool, str, bytes)):
+            raise TypeError
+        return float(value.detach() if hasattr(value, "detach") else value)  # torch warns of a tensor with a gradient
+    except OverflowError:
+        raise ArgumentError(f"{name} must be a number, not one beyond the range of a float") from None
+    except (TypeError, ValueError, RuntimeError):
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise ArgumentError(f"{name} must be a number, not {type(value).__name__}{shape}") from None
 
 
 def _numbers(some: list[int]) -> str:

@@ -143,26 +143,46 @@ void communicator_events_path(struct communicator *c, char *out, size_t capacity
     communicator_finish(c, pcclSuccess);
 }
 
+// Puts a number in place of the one with its name. If there are too many, the one that was reported longest ago goes.
+static void keep_number(struct wire_numbers *kept, const struct wire_number *number) {
+    uint32_t at = 0;
+    while (at < kept->count && strcmp(kept->list[at].name, number->name) != 0) at++;
+    if (at == WIRE_MAX_NUMBERS) at = 0;
+    if (at < kept->count) memmove(&kept->list[at], &kept->list[at + 1], (--kept->count - at) * sizeof *kept->list);
+    kept->list[kept->count++] = *number;
+}
+
 void communicator_report(struct communicator *c, const struct wire_numbers *numbers) {
-    struct wire_buffer frame = {0};
     communicator_begin(c);
     for (uint32_t i = 0; i < numbers->count; i++) {
         struct recorder_event event = {.kind = RECORDER_REPORT, .text = numbers->list[i].name};
         memcpy(&event.a, &numbers->list[i].value, sizeof event.a);
         recorder_add(c->recorder, &event);
+        keep_number(&c->numbers, &numbers->list[i]);
     }
-    int64_t now_ns = platform_now_ns();
+    bool waits = c->numbers_new; // the control thread tells them in time
+    c->numbers_new |= numbers->count > 0;
+    pthread_mutex_unlock(&c->lock);
+    if (communicator_tell_numbers(c, platform_now_ns()) != INT64_MAX && !waits) wake_signal(c->wake);
+    communicator_exit(c);
+}
+
+int64_t communicator_tell_numbers(struct communicator *c, int64_t now_ns) {
+    struct wire_buffer frame = {0};
+    pthread_mutex_lock(&c->lock);
     bool connected = c->phase == COMMUNICATOR_CONNECTED && !communicator_is_dead(c) && !member_is_seeking(c->core);
-    bool due = connected && now_ns - c->reported_ns >= COMMUNICATOR_REPORT_MS * MS_NS;
-    if (due) {
-        c->reported_ns = now_ns;
-        wire_encode_numbers(&frame, member_header(c->core), numbers);
-        pthread_mutex_unlock(&c->lock);
-        if (!frame.failed) master_link_send(c->master, &frame);
-        wire_buffer_fini(&frame);
-        pthread_mutex_lock(&c->lock);
+    if (!connected) c->numbers_new = c->numbers.count > 0; // the next master knows none
+    int64_t due_ns = connected && c->numbers_new ? c->numbers_told_ns + COMMUNICATOR_REPORT_MS * MS_NS : INT64_MAX;
+    bool tells = due_ns <= now_ns;
+    if (tells) {
+        c->numbers_new = false;
+        c->numbers_told_ns = now_ns;
+        wire_encode_numbers(&frame, member_header(c->core), &c->numbers);
     }
-    communicator_finish(c, pcclSuccess);
+    pthread_mutex_unlock(&c->lock);
+    if (tells && !frame.failed) master_link_send(c->master, &frame);
+    wire_buffer_fini(&frame);
+    return tells ? INT64_MAX : due_ns;
 }
 
 void communicator_tell_stacks(struct communicator *c, const char *text, size_t length) {

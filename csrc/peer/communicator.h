@@ -89,8 +89,8 @@ bool communicator_await_stacks(struct communicator *c);
 // Tells it, in at most WIRE_MAX_STACKS bytes; dropped without a connection to a master.
 void communicator_tell_stacks(struct communicator *c, const char *text, size_t length);
 enum { COMMUNICATOR_REPORT_MS = 200 };
-// Records numbers of the program in its flight recorder, and tells them to the master, unless it has done so in the
-// last COMMUNICATOR_REPORT_MS.
+// Records numbers of the program in its flight recorder, and tells the master the newest of each name: at once, or
+// COMMUNICATOR_REPORT_MS after it was told the last ones.
 void communicator_report(struct communicator *c, const struct wire_numbers *numbers);
 // Live state in a few words, cut to `capacity` > 0.
 void communicator_state(struct communicator *c, char *out, size_t capacity);

@@ -82,7 +82,9 @@ struct communicator {
     struct precopy *precopy;                // of the state that newcomers copy; lives as long as the communicator
     struct kept_contributors *contributors; // of ops.c; made at first use
     struct control *control;                // of control.c
-    int64_t reported_ns;                    // when numbers of the program were told last
+    struct wire_numbers numbers;            // of the program, the newest of each name; the last reported is last
+    bool numbers_new;                       // the master does not know them all
+    int64_t numbers_told_ns;                // when it was told the last ones
     bool stacks_watched, stacks_wanted;     // communicator_await_stacks was called; the master asks
     struct recorder *recorder;              // made by the first connect attempt; NULL: none
 };
@@ -98,6 +100,9 @@ void communicator_free(struct communicator *c);
 void communicator_begin(struct communicator *c);
 // Gives it back, and returns `code`; the last of every call.
 pcclResult_t communicator_finish(struct communicator *c, pcclResult_t code);
+// Tells the master the numbers of the program, if they are new and it is time. Returns when it will be time; INT64_MAX:
+// there is nothing to tell, or no master. The lock is not held.
+int64_t communicator_tell_numbers(struct communicator *c, int64_t now_ns);
 // Lets the program tell its stacks, or tells the master that it has none.
 void communicator_want_stacks(struct communicator *c);
 // Whether it is dead; the state machine knows of it a moment before the phase does.

@@ -8,9 +8,10 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from peers import PATIENCE, address_of, team
-from performers import Performer
+from performers import MasterProcess, Performer
 from precopiers import Precopier
 from states import Held, filled, sync_all
 
@@ -23,14 +24,14 @@ from pccl._reports import JOINING, Diagnosis
 def test_numbers_are_seen_everywhere(tmp_path: Path):
     path = tmp_path / "one.events"
     with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master), events=path) as comm:
-        comm.report(early=1)  # not connected: nobody hears it
+        comm.report(early=1)  # not connected: the master hears it later, and no file has it
         comm.connect()
         comm.report(loss=0.5, tokens=3_000_000, broken=math.nan)
-        comm.report(loss=0.25)  # too soon for the master
-        told = diagnose_run(parse_endpoint(address_of(master)))
+        comm.report(loss=0.25)  # the master may hear it 0.2 s later, although nothing else is reported
+        told = _reported(address_of(master), "loss", 0.25)
         (member,) = told.members
-        assert member.report.keys() == {"loss", "tokens", "broken"}
-        assert (member.report["loss"], member.report["tokens"]) == (0.5, 3e6)
+        assert member.report.keys() == {"early", "loss", "tokens", "broken"}
+        assert member.report["tokens"] == 3e6
         assert math.isnan(member.report["broken"])
         assert told.to_json()["members"][0]["report"]["broken"] is None
         assert member.told_seconds is None  # it has called no operation
@@ -42,11 +43,35 @@ def test_numbers_are_seen_everywhere(tmp_path: Path):
             ("broken", None),
             ("loss", 0.25),
         ]
+        for i in range(14):
+            comm.report(**{f"n{i}": i})
+        told = _reported(address_of(master), "n13", 13)
+        assert told.members[0].report.keys() == {"broken", "loss", *(f"n{i}" for i in range(14))}  # the last 16
         comm.update_topology()
         deadline = time.monotonic() + PATIENCE
         while diagnose_run(parse_endpoint(address_of(master))).votes == told.votes:  # an answer serves all who ask in 100 ms
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+
+def _reported(address: str, name: str, value: float) -> Diagnosis:
+    """What the master tells once it has heard this number of its one member."""
+    deadline = time.monotonic() + PATIENCE
+    while (told := diagnose_run(parse_endpoint(address))).members[0].report.get(name) != value:
+        assert time.monotonic() < deadline, told.members
+        time.sleep(0.02)
+    return told
+
+
+def test_the_next_master_hears_the_numbers_again():
+    with MasterProcess() as master, Communicator(master.address) as comm:
+        comm.connect()
+        comm.report(loss=0.5)
+        _reported(master.address, "loss", 0.5)
+        master.kill()
+        master.start()
+        comm.update_topology()  # the run goes on
+        _reported(master.address, "loss", 0.5)
 
 
 def test_the_master_tells_the_shared_state_of_each_member():
@@ -109,7 +134,9 @@ def test_the_master_tells_what_peers_do_on_their_way_into_the_run(tmp_path: Path
         ({"länge": 1}, "1 to 32 letters"),
         ({"loss": "1"}, "must be a number"),
         ({"loss": True}, "must be a number"),
-        ({"loss": None}, "numbers alone"),
+        ({"loss": None}, "loss must be a number, not NoneType"),
+        ({"step": 1, "loss": np.ones(2)}, r"loss must be a number, not ndarray of shape \(2,\)"),
+        ({"tokens": 10**400}, "tokens must be a number, not one beyond the range"),
         ({f"n{i}": i for i in range(17)}, "at most 16"),
     ],
 )
