@@ -15,6 +15,7 @@ import re
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -116,6 +117,10 @@ class RecordingError(Exception):
     """A file has no events, is damaged, or cannot be read."""
 
 
+class NoRecordingError(RecordingError):
+    """There is no file any more, or nothing in it yet: its process has ended, begins, or died when it began."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """The content of one file."""
@@ -139,6 +144,8 @@ class Recording:
     """Whether its process lives; None: it ran on another host."""
     torn: int
     """Records that were being written, now or when the process died."""
+    taken: float
+    """Nothing that has happened later is in it, in seconds since 1970."""
     events: list[Event] = field(repr=False)
     """The oldest first."""
 
@@ -174,17 +181,22 @@ class Recording:
 
 def read(path: str | os.PathLike[str]) -> Recording:
     """Reads a file, also while its process writes it. RecordingError: it is no such file, or cut off, or cannot be read."""
+    return take(path).recording()
+
+
+def take(path: str | os.PathLike[str]) -> Taken:
+    """Copies a file, which takes less time than to make sense of it. RecordingError as `read`."""
     name = os.fspath(path)
+    fd = -1
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return _take(name, fd)
     except OSError as error:
-        raise RecordingError(f"{name} cannot be read: {error.strerror}") from None
-    try:
-        return _read(name, fd)
-    except OSError as error:
-        raise RecordingError(f"{name} cannot be read: {error.strerror}") from None
+        kind = NoRecordingError if isinstance(error, FileNotFoundError) else RecordingError
+        raise kind(f"{name} cannot be read: {error.strerror}") from None
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 class _Header(NamedTuple):
@@ -223,11 +235,48 @@ def _stable_header(fd: int) -> _Header:
     return before
 
 
-def _read(name: str, fd: int) -> Recording:
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """Copies of a file."""
+
+    name: str
+    at: float
+    head: _Header
+    copies: list[bytes]
+    locked: bool
+
+    def recording(self) -> Recording:
+        """Makes sense of them."""
+        head = self.head
+        opened = head.opened_ns / 1e9
+        events, torn = _events(self.copies, head.records, opened)
+        host = _text(head.host)
+        return Recording(
+            path=self.name,
+            role={1: "peer", 2: "master"}.get(head.role, "unknown"),
+            process=head.process,
+            host=host,
+            name=_text(head.name),
+            run_name=_text(head.run_name),
+            run=head.run,
+            group=head.group,
+            uuid=UUID(bytes=head.uuid),
+            opened=opened,
+            closed=head.closed == 1,
+            runs=self.locked if host == socket.gethostname() else None,
+            torn=torn,
+            taken=self.at,
+            events=events,
+        )
+
+
+def _take(name: str, fd: int) -> Taken:
     what = os.fstat(fd)
     if not stat.S_ISREG(what.st_mode):
         raise RecordingError(f"{name} is no file")
     head = _stable_header(fd)
+    if not any(head.magic):
+        raise NoRecordingError(f"{name} has no events of pccl: nothing is in it")
     if head.magic != MAGIC:
         raise RecordingError(f"{name} has no events of pccl")
     if (head.format, head.header_bytes, head.record_bytes) != (FORMAT, HEADER_BYTES, RECORD_BYTES):
@@ -237,28 +286,11 @@ def _read(name: str, fd: int) -> Recording:
     whole = HEADER_BYTES + head.records * RECORD_BYTES
     if what.st_size < whole:
         raise RecordingError(f"{name} is cut off: it has {what.st_size} of {whole} bytes; copy it again")
+    at = time.time()
     copies = [_records(fd, whole) for _ in range(3)]
     if any(len(copy) < whole - HEADER_BYTES for copy in copies):
         raise RecordingError(f"{name} was cut off while it was read; copy it first")
-    opened = head.opened_ns / 1e9
-    events, torn = _events(copies, head.records, opened)
-    host = _text(head.host)
-    return Recording(
-        path=name,
-        role={1: "peer", 2: "master"}.get(head.role, "unknown"),
-        process=head.process,
-        host=host,
-        name=_text(head.name),
-        run_name=_text(head.run_name),
-        run=head.run,
-        group=head.group,
-        uuid=UUID(bytes=head.uuid),
-        opened=opened,
-        closed=head.closed == 1,
-        runs=_is_locked(fd) if host == socket.gethostname() else None,
-        torn=torn,
-        events=events,
-    )
+    return Taken(name=name, at=at, head=head, copies=copies, locked=_is_locked(fd))
 
 
 def _records(fd: int, whole: int) -> bytes:

@@ -122,17 +122,19 @@ static int create(int directory, const char *name) {
 }
 
 // Whether the file is one of a recorder whose process has died; then it is locked by *fd, which the caller closes.
-static bool is_dead(int directory, const char *name, int *fd) {
-    char begin[sizeof magic];
+// `unfinished`: also if it died before it had written the header, which takes it no second.
+static bool is_dead(int directory, const char *name, bool unfinished, int *fd) {
+    static const char nothing[sizeof magic];
+    char begin[sizeof magic] = {0};
     descriptor_begin();
     *fd = descriptor_end(openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    return *fd >= 0 && flock(*fd, LOCK_EX | LOCK_NB) == 0 && pread(*fd, begin, sizeof begin, 0) == sizeof begin &&
-           memcmp(begin, magic, sizeof magic) == 0;
+    return *fd >= 0 && flock(*fd, LOCK_EX | LOCK_NB) == 0 && pread(*fd, begin, sizeof begin, 0) >= 0 &&
+           (memcmp(begin, magic, sizeof magic) == 0 || (unfinished && memcmp(begin, nothing, sizeof nothing) == 0));
 }
 
-static bool remove_dead(int directory, const char *name) {
+static bool remove_dead(int directory, const char *name, bool unfinished) {
     int fd;
-    bool dead = is_dead(directory, name, &fd) && unlinkat(directory, name, 0) == 0;
+    bool dead = is_dead(directory, name, unfinished, &fd) && unlinkat(directory, name, 0) == 0;
     descriptor_close(fd);
     return dead;
 }
@@ -187,7 +189,7 @@ void recorder_clean(int directory, int64_t now_s) {
     for (size_t i = 0; i < count; i++) {
         int64_t age_s = now_s - files[i].at_s;
         bool due = age_s >= RECORDER_KEEP_S || (left > RECORDER_KEEP && age_s >= RECORDER_YOUNG_S);
-        if (due && remove_dead(directory, files[i].name)) left--;
+        if (due && remove_dead(directory, files[i].name, true)) left--;
     }
     free(files);
 }
@@ -232,7 +234,7 @@ static int create_named(struct recorder *r, const char *path, const char *name) 
         name_file(r->path + at, sizeof r->path - at);
     }
     int fd = create(AT_FDCWD, r->path);
-    if (fd == -EEXIST && remove_dead(AT_FDCWD, r->path)) fd = create(AT_FDCWD, r->path);
+    if (fd == -EEXIST && remove_dead(AT_FDCWD, r->path, false)) fd = create(AT_FDCWD, r->path);
     if (fd < 0)
         LOG(LOG_WARN, "cannot write events to %s: %s; set PCCL_EVENTS to a path with %%p, or to a directory", r->path,
             fd == -EEXIST ? "another process writes it, or it is another file" : strerror(-fd));
@@ -249,7 +251,7 @@ static int create_default(struct recorder *r) {
     for (int i = 0; fd == -EEXIST && i < RECORDER_NAMES; i++) {
         name_file(name, sizeof name);
         fd = create(directory, name);
-        if (fd == -EEXIST && remove_dead(directory, name)) fd = create(directory, name);
+        if (fd == -EEXIST && remove_dead(directory, name, false)) fd = create(directory, name);
     }
     descriptor_close(directory);
     size_t at = strlen(r->path);

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import click
 
 from pccl import _recording
-from pccl._recording import Event, Recording, RecordingError
+from pccl._recording import Event, NoRecordingError, Recording, RecordingError, Taken
 from pccl.monitor import hangs
 
 COLUMNS_MOST = 6
@@ -44,7 +44,7 @@ def command(sources: tuple[str, ...], run: str | None, last: int, as_json: bool)
                 err=True,
             )
         sys.exit(1 if errors else 2)
-    judgements = hangs.judge(recordings, time.time())
+    judgements = hangs.judge(recordings, max(one.taken for one in recordings))
     if not sources:
         recordings, judgements = _relevant(recordings, judgements)
     for line in _lines(recordings, judgements) if as_json else _report(recordings, judgements, last):
@@ -62,30 +62,25 @@ def _relevant(recordings: list[Recording], judgements: list[hangs.Judgement]) ->
 
 
 def _collect(sources: tuple[str, ...]) -> tuple[list[Recording], list[str]]:
-    found: dict[str, Recording] = {}
-    errors = []
     every = not sources or "all" in sources
     processes = {int(one) for one in sources if one.isdecimal()}
-    for path in _recording.files() if every or processes else ():
+    named = [path for path in sources if path != "all" and not path.isdecimal()]
+    taken: dict[str, Taken] = {}
+    errors = []
+    for path in [*(_recording.files() if every or processes else ()), *named]:  # all at once: members go on meanwhile
         try:
-            recording = _recording.read(path)
+            taken[path] = _recording.take(path)
         except RecordingError as error:
-            if every:
+            if path in named or (every and not isinstance(error, NoRecordingError)):
                 errors.append(str(error))
-            continue
-        if every or recording.process in processes:
-            found[path] = recording
+    found = {}
+    for path, one in taken.items():
+        if path in named or every or one.head.process in processes:
+            found[path] = one.recording()
     errors += [
         f"process {process} has no events at {' or '.join(_recording.places()) or '/dev/shm'}; name the file of its PCCL_EVENTS"
         for process in sorted(processes - {one.process for one in found.values()})
     ]
-    for path in sources:
-        if path == "all" or path.isdecimal():
-            continue
-        try:
-            found[path] = _recording.read(path)
-        except RecordingError as error:
-            errors.append(str(error))
     return list(found.values()), errors
 
 
@@ -178,6 +173,6 @@ def _cell(member: hangs.Member, operation: Event | None, first: Event) -> str:
     if operation is None and first["ids"] and member.recording.short not in first["ids"]:
         return "-"
     key = hangs.key_of(first)
-    if operation is None and key is not None and member.has_entered(key):
-        return "?"  # overwritten, or before it joined
+    if operation is None and key is not None and (member.has_entered(key) or not member.knows(first["at"])):
+        return "?"  # overwritten, before it joined, or later than what was read
     return _outcome(operation)

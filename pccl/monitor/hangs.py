@@ -134,6 +134,10 @@ class Member:
         """Also if the record was overwritten since."""
         return key in self.operations or self.last.get((key[0], key[1], key[3]), 0) >= key[2] or self.epoch > key[0]
 
+    def knows(self, at: float) -> bool:
+        """Whether its recording tells what it had entered at this time. A copy from another host may be of any time."""
+        return not self.recording.runs or at <= self.recording.taken
+
     def newest(self) -> Event | None:
         """The operation that it has entered last."""
         return max([*self.operations.values(), *self.unnamed], key=lambda operation: float(operation["at"]), default=None)
@@ -233,7 +237,7 @@ def _judge_one(members: list[Member], key: Key, now: _Now) -> list[str]:
     operation = waiting[0].operations[key]
     since = min(member.operations[key]["at"] for member in waiting)
     expected, unread = _expected(members, waiting[0], operation)
-    missing = [member for member in expected if not member.has_entered(key)]
+    missing = [member for member in expected if not member.has_entered(key) and member.knows(since)]
     sentences = [
         f"{member.label} has not entered {describe(operation)}, in which {together([one.label for one in waiting])} "
         f"{now.waits(len(waiting), since)}; {_state(member, now)}."
@@ -246,6 +250,8 @@ def _judge_one(members: list[Member], key: Key, now: _Now) -> list[str]:
             f"Arguments of number {key[2]} with tag {key[1]} disagree: {waiting[0].label} calls {operation['collective']} "
             f"({arguments(operation)}), and {other.label} {theirs['collective']} ({arguments(theirs)})."
         )
+    if not sentences and any(not member.has_entered(key) for member in expected):
+        return []  # it began after their recordings were read
     if not sentences and unread:
         waits = now.waits(len(waiting), since, f" in {describe(operation)}")
         sentences.append(
@@ -270,9 +276,17 @@ def _judge_calls(members: list[Member], now: _Now) -> list[str]:
     names = {call["name"] for member in members for call in member.calls}
     sentences = []
     for name in sorted(names - {"connect"}):
-        waiting = {member.label: call for member in members for call in member.calls if call["name"] == name}
+        inside = [member for member in members if any(call["name"] == name for call in member.calls)]
+        waiting = {member.label: call for member in inside for call in member.calls if call["name"] == name}
         since = min(call["at"] for call in waiting.values())
-        missing = [member for member in members if member.label not in waiting and not member.recording.closed]
+        # Members that were lost before need not call it.
+        known = [member.others for member in inside if member.recording.short in member.others]
+        missing = [
+            one
+            for one in members
+            if one.label not in waiting and not one.recording.closed and one.knows(since)
+            if not known or any(one.recording.short in others for others in known)
+        ]
         who = together(list(waiting))
         sentences += [
             f"{member.label} has not called {name}, in which {who} {now.waits(len(waiting), since)}; {_state(member, now)}."

@@ -42,6 +42,7 @@ def recording(number: int, *events: Event, members: int = 2, **values: Any) -> R
     ]
     given = {"path": "", "role": "peer", "process": 100 + number, "host": "h", "name": f"m{number}", "run_name": "", "run": 5}
     rest = {"group": 0, "uuid": UUID(int=number << 96), "opened": 1.0, "closed": False, "runs": True, "torn": 0}
+    rest["taken"] = NOW
     epoch = {"at": 2.0, "kind": "epoch", "epoch": 3, "members": members}
     return Recording(**{**given, **rest, "events": [*joined, epoch, *events], **values})
 
@@ -127,6 +128,23 @@ def test_nothing_hangs():
     assert sentences(recording(1, operation(ended=901.0)), recording(2)) == ["No operation is in flight."]
 
 
+def test_what_began_after_a_recording_was_read_is_not_missing_there():
+    done, later = operation(1, ended=890.0, at=880.0), operation(2, at=895.0)
+    assert sentences(recording(1, done, taken=894.0), recording(2, done, later)) == ["No operation is in flight."]
+    (found,) = sentences(recording(1, done, taken=896.0), recording(2, done, later))
+    assert found.startswith("m1 (00000001, process 101) has not entered all_reduce number 2")
+
+
+def test_a_member_that_was_lost_before_a_call_is_not_missing_there():
+    left = {"at": 3.0, "kind": "left", "member": "00000002", "text": "", "epoch": 4}
+    call = {"at": 890.0, "kind": "call", "name": "update_topology", "ended": None, "error": None}
+    dead, newcomer = recording(2, operation(1, ended=6.0), runs=False), recording(3, members=3)
+    assert sentences(recording(1, left, call, members=3), dead, newcomer) == [
+        "m3 (00000003, process 103) has not called update_topology, in which m1 (00000001, process 101) waits for 110 s; it has "
+        "entered no operation."
+    ]
+
+
 # ---- files ----
 
 
@@ -164,6 +182,21 @@ def test_hostile_files(tmp_path: Path):
     assert found.output.replace("\n", "").isprintable()
     path.write_bytes(whole[:152] + b"\x1b[2J\0" + whole[157:])
     assert _recording.read(path).name == "?[2J"
+
+
+def test_files_without_a_recording_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = a_file(tmp_path).read_bytes()
+    (tmp_path / "begins.events").touch()
+    (tmp_path / "reserved.events").write_bytes(bytes(8192))
+    monkeypatch.setenv("PCCL_EVENTS", str(tmp_path))
+    monkeypatch.setattr(_recording, "_is_own", lambda path: False)
+    found = CliRunner().invoke(command, [])
+    assert (found.exit_code, found.stderr) == (0, "")
+    assert "master" in found.output
+    (tmp_path / "foreign.events").write_bytes(whole[:100])
+    found = CliRunner().invoke(command, [])
+    assert found.exit_code == 1
+    assert "cut off" in found.stderr
 
 
 def test_a_record_that_was_being_written_is_counted(tmp_path: Path):

@@ -251,8 +251,10 @@ static void test_cleaning(void) {
     make("new.events", "pcclevt", 60);
     make("foreign.events", "anybody", RECORDER_KEEP_S + 5);
     make("old.txt", "pcclevt", RECORDER_KEEP_S + 5);
+    make("unfinished.events", "\0\0\0\0\0\0\0", RECORDER_KEEP_S + 5); // its process died before it wrote a header
     clean();
     CHECK(!is_there("old.events") && is_there("new.events") && is_there("foreign.events") && is_there("old.txt"));
+    CHECK(!is_there("unfinished.events"));
     for (int i = 0; i < RECORDER_KEEP + 3; i++) {
         snprintf(name, sizeof name, "many-%d.events", i);
         make(name, "pcclevt", 1000 + i);
