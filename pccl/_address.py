@@ -165,6 +165,16 @@ def resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
     return addresses
 
 
+def is_loopback(host: str) -> bool:
+    """Whether what listens there is reached from this host only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def permitted(endpoint: Endpoint, addresses: list[IP], keys: Any, insecure: bool, name: str) -> list[IP]:
     """Returns the addresses of a master that a process with these settings may talk to: without keys, those of loopback.
 

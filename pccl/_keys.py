@@ -209,6 +209,14 @@ def read_file(path: str | os.PathLike[str]) -> tuple[str, Keys]:
     return role, Keys(tuple(values["secret"]), values["master-public"][0], next(iter(values["master-key"]), None), run)
 
 
+def run_of(keys: str | bytes | None) -> str:
+    """Returns the run that keys are confined to, or "". `keys`: as `credentials` returns them; None: those of PCCL_KEYS."""
+    try:
+        return read_file(os.fsdecode(keys or os.environ.get("PCCL_KEYS", "")))[1].run
+    except KeysError:
+        return ""
+
+
 def _changed(run: str | os.PathLike[str], change: str) -> tuple[Path, Keys]:
     master, _ = paths_of(run)
     if not master.exists():

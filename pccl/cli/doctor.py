@@ -264,8 +264,9 @@ def _run(access: Access) -> Iterator[Finding]:
         return  # the check of the keys tells
     for endpoint in parse_endpoints(access.masters):
         master = str(endpoint)
+        asked = top.Masters(master, given, access.insecure)
         try:
-            told = top.Masters(master, given, access.insecure).ask()
+            told = asked.ask()
         except ConnectError as error:
             seen, _, advice = error.detail.partition("; ")
             start = f"start `pccl master` there, or open TCP port {endpoint.port} in its firewall"
@@ -276,13 +277,17 @@ def _run(access: Access) -> Iterator[Finding]:
             seen = seen if master in seen else f"{master}: {seen}"
             yield Finding("master", "problem", seen, advice or KEYS_ADVICE)
         else:
-            yield from _members(master, told)
+            yield from _members(master, told) if top.has_members(told) else _no_run(master, asked)
+
+
+def _no_run(master: str, asked: top.Masters) -> Iterator[Finding]:
+    seen, advice = asked.why_no_run()
+    yield Finding("master", "warning" if advice else "ok", f"{master}: {seen}", advice)
 
 
 def _members(master: str, told: Diagnosis) -> Iterator[Finding]:
     if not told.members:
-        count = told.peer_count
-        yield Finding("master", "ok", f"{master} answers; members: {count}" if count else f"{master}: {top.NO_RUN}")
+        yield Finding("master", "ok", f"{master} answers; members: {told.peer_count}")
         return
     yield Finding("master", "ok", f"{master} answers; members: {len(told.members)}")
     with concurrent.futures.ThreadPoolExecutor(DIALS_AT_ONCE) as pool:

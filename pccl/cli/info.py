@@ -55,8 +55,10 @@ def command(
         variables.add_row(name, os.environ.get(name, "-"), meaning)
     console.print(variables)
     if masters is not None:
-        console.print(links.render(masters.ask_once()))
-        console.print(Text(f"{top.RUNS}{masters.runs() or 'none, or none is told'}"))
+        told = masters.ask_once()
+        console.print(links.render(told, masters.no_run))
+        if top.has_members(told):
+            console.print(Text(f"{top.RUNS}{masters.runs() or 'none is told'}"))
 
 
 def environment() -> dict[str, str]:

@@ -12,17 +12,15 @@ from rich.text import Text
 
 from pccl._names import short
 from pccl._reports import Diagnosis, EdgeReport
-from pccl.cli.top import NO_RUN, share
+from pccl.cli.top import share
 
 ROWS_MOST = 32
 
 
-def render(diagnosis: Diagnosis) -> RenderableType:
-    """A table of the links that carry most."""
-    if diagnosis.counts_only and diagnosis.peer_count:
-        return Text(str(diagnosis))
+def render(diagnosis: Diagnosis, no_run: Callable[[], str]) -> RenderableType:
+    """A table of the links that carry most, or what `no_run` returns."""
     if not diagnosis.members:
-        return Text(NO_RUN)
+        return Text(str(diagnosis) if diagnosis.peer_count else no_run())
     links = _links(diagnosis)
     if not links:
         count = len(diagnosis.members)

@@ -58,10 +58,10 @@ def stacks(member: str, address: str, keys: str | None) -> None:
 
 def _look_up(address: str, member: str, keys: str | None) -> tuple[top.Masters, MemberReport]:
     masters = top.Masters(address, top.options(keys, None, None, None))
-    members = masters.ask_once().members
-    found = find(members, member)
+    told = masters.ask_once()
+    found = find(told.members, member)
     if found is None:
-        raise WrongMember(why_not(members, member))
+        raise WrongMember(why_not(told.members, member) if top.has_members(told) else masters.no_run())
     return masters, found
 
 

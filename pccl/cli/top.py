@@ -18,10 +18,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pccl._address import parse_endpoints
-from pccl._credentials import credentials
+from pccl._address import is_loopback, parse_endpoints
+from pccl._credentials import credentials, environment_has_some
 from pccl._diagnosis import diagnose_run, remove_member, runs_at, stacks_of
 from pccl._errors import ConnectError, PCCLError
+from pccl._keys import run_of
 from pccl._names import short
 from pccl._reports import Diagnosis, EdgeReport, MemberReport
 from pccl.lab.ranges import Range
@@ -31,8 +32,6 @@ NARROW = 110
 PIPE_WIDTH = 160
 MASTERS = "HOST:PORT[,HOST:PORT...][/RUN]"
 RUNS = "runs of these masters: "
-
-NO_RUN = "the master serves no run: it has no members yet, or it is a standby"
 
 Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
 
@@ -92,14 +91,11 @@ def command(
     newest = masters.ask_once()
     console = standard_output()
     if once or as_json or not console.is_terminal:
-        _print(console, newest, as_json)
-        runs = "" if newest.members or newest.peer_count or as_json else masters.runs()
-        if runs:
-            console.print(Text(f"{RUNS}{runs}"))
+        _print(console, newest, masters, as_json)
         while not once:
             time.sleep(interval)
             try:
-                _print(console, masters.ask(), as_json)
+                _print(console, masters.ask(), masters, as_json)
             except ConnectError as error:
                 click.echo(f"{error.detail}: asking again", err=True)
         return
@@ -114,15 +110,15 @@ def command(
 
 def _show(console: Console, newest: Diagnosis, masters: Masters, interval: float) -> NoReturn:
     """A live table on a screen of its own."""
-    with Live(render(newest), console=console, auto_refresh=False, screen=True) as live:
+    with Live(render(newest, masters.no_run), console=console, auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
             try:
                 newest = masters.ask()
-                live.update(render(newest), refresh=True)
+                live.update(render(newest, masters.no_run), refresh=True)
             except ConnectError as error:
                 words = Text(f"{error.detail}: asking again. The last answer was:", "bold red")
-                live.update(Group(words, render(newest)), refresh=True)
+                live.update(Group(words, render(newest, masters.no_run)), refresh=True)
 
 
 def _end_on_signals() -> None:
@@ -162,21 +158,23 @@ class Masters:
         """
         idle: Diagnosis | None = None
         failures: list[ConnectError] = []
+        said = []
         for endpoint in tuple(self._endpoints):
             try:
                 told = diagnose_run(endpoint, keys=self._keys, insecure=self._insecure)
             except ConnectError as error:
                 failures.append(error)
+                said.append(error.detail)
                 continue
-            if told.members or told.peer_count:
+            if has_members(told):
                 self._endpoints.remove(endpoint)
                 self._endpoints.insert(0, endpoint)
                 return told
             idle = told
+            said.append(f"{endpoint} answers and serves no such run")
         if idle is not None and not failures:
             return idle
-        detail = "; ".join(error.detail for error in failures) + ("; the others serve no run" if idle is not None else "")
-        raise ConnectError(failures[0].result, failures[0].func_name, detail)
+        raise ConnectError(failures[0].result, failures[0].func_name, "; ".join(said))
 
     def remove(self, member: UUID, *, at_update: bool) -> None:
         """Has the one that answered last take a member out; PCCLError as `remove_member`."""
@@ -186,23 +184,58 @@ class Masters:
         """The Python stacks of a member, from the one that answered last; PCCLError as `stacks_of`."""
         return stacks_of(self._endpoints[0], member, self._keys)
 
-    def runs(self) -> str:
-        """The runs that these masters serve, in words; "" if they name none."""
+    def _runs(self) -> dict[str, int]:
         found: dict[str, int] = {}
         for endpoint in self._endpoints:
             with contextlib.suppress(PCCLError):
                 found |= runs_at(endpoint, keys=self._keys, insecure=self._insecure)
-        return ", ".join(f"{f'/{name}' if name else 'without a name'} (peers: {found[name]})" for name in sorted(found))
+        return found
+
+    def runs(self) -> str:
+        """The runs that these masters serve, in words; "" if they name none."""
+        return _listed(self._runs())
+
+    def why_no_run(self) -> tuple[str, str]:
+        """Returns that none of these masters serves the run asked for, and which they do serve; what to do, or ""."""
+        run, only = self._endpoints[0].run, run_of(self._keys)
+        who, it = ("the master serves", "it serves") if len(self._endpoints) == 1 else ("the masters serve", "they serve")
+        found = self._runs()
+        if (run or only) in found:
+            return f"the run {run or only} has no members at the moment: newcomers, or its members of before, are waited for", ""
+        if found:
+            named = f"run {run}" if run else "run without a name"
+            advice = "name one behind the address, as in HOST:PORT/RUN" if any(found) else "leave the name out of the address"
+            return f"{who} no {named}; {it} {_listed(found)}", advice
+        text = f"{who} no run{f' {run or only}' if run or only else ''}: it has no members yet, or this is a standby"
+        if only:
+            return f"{text}; the keys are those of this run alone, and show no other", ""
+        if self._keys is None and not environment_has_some() and not is_loopback(self._endpoints[0].host):
+            return f"{text}; other runs are shown to another host only if it has keys", ""
+        return text, ""
+
+    def no_run(self) -> str:
+        """The same in one text."""
+        return ": ".join(filter(None, self.why_no_run()))
 
     def ask_once(self) -> Diagnosis:
         """The same; the error is click's."""
         try:
             return self.ask()
         except ConnectError as error:
-            hint = ": is a pccl master running there?" if "no master answers" in error.detail else ""
+            nobody = error.detail.count("no master answers") == len(self._endpoints)
+            hint = ": is a pccl master running there?" if nobody else ""
             raise click.ClickException(error.detail + hint) from None
         except PCCLError as error:  # the keys: they cannot be used, or are missing
             raise click.UsageError(error.detail) from None
+
+
+def _listed(runs: dict[str, int]) -> str:
+    return ", ".join(f"{f'/{name}' if name else 'one without a name'} (peers: {runs[name]})" for name in sorted(runs))
+
+
+def has_members(told: Diagnosis) -> bool:
+    """Whether the master that has told it serves the run."""
+    return bool(told.members or told.peer_count)
 
 
 def standard_output() -> Console:
@@ -213,19 +246,19 @@ def standard_output() -> Console:
     return console
 
 
-def _print(console: Console, diagnosis: Diagnosis, as_json: bool) -> None:
+def _print(console: Console, diagnosis: Diagnosis, masters: Masters, as_json: bool) -> None:
     if as_json:
         print(json.dumps(diagnosis.to_json()))
         sys.stdout.flush()
     else:
-        console.print(render(diagnosis))
+        console.print(render(diagnosis, masters.no_run))
 
 
-def render(diagnosis: Diagnosis) -> RenderableType:
-    """The tables and what is found."""
-    if diagnosis.counts_only and diagnosis.peer_count:
-        return Text(str(diagnosis))
-    return _Report(diagnosis) if diagnosis.members else Text(NO_RUN)
+def render(diagnosis: Diagnosis, no_run: Callable[[], str]) -> RenderableType:
+    """The tables and what is found, or what `no_run` returns."""
+    if diagnosis.members:
+        return _Report(diagnosis)
+    return Text(str(diagnosis) if diagnosis.peer_count else no_run())
 
 
 class _Report:

@@ -17,13 +17,13 @@ from typing import IO
 import click
 
 from pccl import _keys
-from pccl._address import parse_endpoint
+from pccl._address import is_loopback, parse_endpoint
 from pccl._errors import ConnectError, PCCLError
 from pccl.cli import top
 from pccl.cli.remove import find
 from pccl.lab.ranges import Range
 from pccl.monitor.history import Log, Recorder, create_file, read_file
-from pccl.monitor.server import Page, is_loopback, new_token
+from pccl.monitor.server import Page, new_token
 
 LISTEN = "127.0.0.1:8080"
 
@@ -79,7 +79,7 @@ def command(
         click.echo(page.url)
         if page.act_url:
             click.echo(f"to drain and expel members, and to see their stacks: {page.act_url}")
-        silent = False
+        silent, missed = False, ""
         while True:
             at = time.time()
             try:
@@ -94,6 +94,10 @@ def command(
                 raise click.UsageError(error.detail) from None
             else:
                 silent = False
+                why = "" if top.has_members(told) else masters.no_run()
+                if why not in ("", missed):
+                    click.echo(f"{why}; asking again", err=True)
+                missed = why
                 found = recorder.observe(at, told)
                 metrics.observe(told, found)
             try:

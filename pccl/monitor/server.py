@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import secrets
 import socket
@@ -213,13 +212,3 @@ def _equal(given: str, right: str) -> bool:
 def new_token() -> str:
     """For a page without keys."""
     return secrets.token_urlsafe(24)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether what listens there is reached from this host only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

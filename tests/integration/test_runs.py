@@ -88,7 +88,7 @@ def test_runs_know_nothing_of_each_other(runs):
         assert [member.answer() for member in (*plain, *beta)] == [2.0] * 4
         assert [one.ask("members") for one in (plain[0], alpha[1], beta[0])] == [2, 2, 2]
         told = command("info", master.address)
-        assert "runs of these masters: without a name (peers: 2), /alpha (peers: 2), /beta-2.x (peers: 2)" in told
+        assert "runs of these masters: one without a name (peers: 2), /alpha (peers: 2), /beta-2.x (peers: 2)" in told
         assert "/alpha (peers: 2)" in command("top", f"{master.address}/none", "--once")
         ask(alpha[1:], "leave")
         assert (members_of(f"{master.address}/alpha"), members_of(f"{master.address}/beta-2.x")) == (0, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from reports import edge, member
 from rich.console import Console
 
 import pccl
-from pccl import ConnectError, Diagnosis, Result
+from pccl import ConnectError, Diagnosis, Result, _keys
 from pccl._names import short
 from pccl.cli import main, top
 
@@ -27,7 +28,7 @@ NO_RUN = Diagnosis((), (), (), 5.0)
 
 def table(width: int, diagnosis: Diagnosis = RUN) -> str:
     text = io.StringIO()
-    Console(file=text, width=width).print(top.render(diagnosis))
+    Console(file=text, width=width).print(top.render(diagnosis, lambda: "no run"))
     assert text.getvalue().isascii()  # nothing is cut off, and PYTHONIOENCODING=ascii is no error
     return text.getvalue()
 
@@ -101,7 +102,9 @@ def test_masters_of_which_none_serves_a_run(monkeypatch):
     answers.told[1] = None
     with pytest.raises(ConnectError) as caught:
         masters.ask()
-    assert caught.value.detail == "no master answers at 127.0.0.1:1; the others serve no run"
+    assert caught.value.detail == "no master answers at 127.0.0.1:1; 127.0.0.1:2 answers and serves no such run"
+    result = CliRunner().invoke(main, ["top", "--master", "127.0.0.1:1,127.0.0.1:2"])
+    assert result.output == f"Error: {caught.value.detail}\n"
     answers.told[2] = None
     for command in ("top", "info"):
         result = CliRunner().invoke(main, [command, "--master", "127.0.0.1:1,127.0.0.1:2"])
@@ -109,5 +112,38 @@ def test_masters_of_which_none_serves_a_run(monkeypatch):
         assert "no master answers at 127.0.0.1:1; no master answers at 127.0.0.1:2" in result.output
 
 
-def test_a_standby_may_be_asked():
-    assert "it is a standby" in table(80, NO_RUN)
+@pytest.mark.parametrize(
+    ("asked", "found", "only", "words"),
+    [
+        ("127.0.0.1:1", {}, "", "the master serves no run: it has no members yet, or this is a standby"),
+        ("127.0.0.1:1/bret", {}, "", "the master serves no run bret: it has no members yet, or this is a standby"),
+        (
+            "127.0.0.1:1,127.0.0.1:2/bret",
+            {"bert": 2, "": 1},
+            "",
+            "the masters serve no run bret; they serve one without a name (peers: 1), /bert (peers: 2): "
+            "name one behind the address, as in HOST:PORT/RUN",
+        ),
+        ("127.0.0.1:1", {"bert": 2}, "", "no run without a name; it serves /bert (peers: 2): name one behind the address"),
+        ("127.0.0.1:1/bert", {"": 2}, "", "no run bert; it serves one without a name (peers: 2): leave the name out"),
+        ("127.0.0.1:1", {}, "bert", "no run bert: it has no members yet, or this is a standby; the keys are those of this run"),
+        ("127.0.0.1:1/bert", {"bert": 0}, "", "the run bert has no members at the moment"),
+        ("10.0.0.1:1/bert", {}, "", "other runs are shown to another host only if it has keys"),
+    ],
+)
+def test_a_run_that_no_master_serves_is_named_with_those_that_they_serve(monkeypatch, tmp_path, asked, found, only, words):
+    monkeypatch.delenv("PCCL_KEYS", raising=False)
+    monkeypatch.setattr(top, "diagnose_run", lambda *_, **__: NO_RUN)
+    monkeypatch.setattr(top, "runs_at", lambda *_, **__: found)
+    keys = ["--keys", str(_keys.write_run_file(written(tmp_path), only)[0])] if only else []
+    for command in (["top", "--once"], ["info"]):
+        result = CliRunner().invoke(main, [*command, "--master", asked, *keys])
+        assert words in " ".join(result.output.split()), result.output
+    removal = CliRunner().invoke(main, ["drain", "somebody", "--master", asked, *keys])
+    assert removal.exit_code == 2
+    assert words in removal.output
+
+
+def written(folder: Path) -> Path:
+    _keys.write_files(folder / "run", _keys.new_keys())
+    return folder / "run"

@@ -24,12 +24,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from test_history import joiner, member, straggler, told
 
 import pccl
+from pccl._address import is_loopback
 from pccl.cli import main
 from pccl.cli.web import _token
 from pccl.lab.ports import free_ports
 from pccl.monitor.history import Log, Recorder, create_file
 from pccl.monitor.metrics import Metrics
-from pccl.monitor.server import COOKIE, FILES, STATIC, Page, is_loopback
+from pccl.monitor.server import COOKIE, FILES, STATIC, Page
 
 TOKEN = "right"
 PATIENCE = 30
