@@ -13,7 +13,7 @@ from typing import Any
 import harness
 from harness import KIB, Peer, Row
 
-from pccl._loader import load_native_module
+from pccl._native import ffi, lib
 
 LEAF_BYTES = 256 * KIB
 BLOCK = 256
@@ -50,7 +50,6 @@ class Kernels:
     """Those of the library, in torch's context."""
 
     def __init__(self) -> None:
-        ffi, lib = load_native_module()
         image = lib.pccl_ext_cuda_fatbin()
         if image == ffi.NULL:
             raise harness.BenchError("the library has no kernels for GPUs")

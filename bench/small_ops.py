@@ -25,9 +25,9 @@ def worker(peer: Peer, address: str, backend_master: str, gloo_port: int, sizes:
     import methods
     import torch
 
-    from pccl._loader import load_native_module
+    from pccl import _native
 
-    ffi, core = load_native_module()
+    ffi, core = _native.ffi, _native.lib
     comm = methods.join_run(address, peer.world)
     groups = distributed.make_groups(peer, {"pccl": backend_master}, gloo_port)
     operand = pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT)

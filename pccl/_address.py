@@ -8,13 +8,11 @@ import threading
 
 from pccl._calls import Deadline
 from pccl._errors import ArgumentError, PCCLError
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-_ffi, _C = load_native_module()
 
 _NAME = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?"
 

@@ -14,14 +14,13 @@ import threading
 import time
 
 from pccl._errors import PCCLError, error_for, last_detail
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_ffi, _C = load_native_module()
 _TICKET = _ffi.typeof("struct pccl_ticket *")
 
 SLICE_MS = 100

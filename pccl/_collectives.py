@@ -16,13 +16,11 @@ from pccl._enums import DataType, DeviceType, ReduceOp
 from pccl._errors import PeerLostError, error_for
 from pccl._exports import publish
 from pccl._groups import Group, members_of, name_lost
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl._operations import OpTicket, contributors
 from pccl._parts import Buffer
 from pccl._results import CollectiveInfo
 from pccl._tensors import InputDigest, RoomPool, overlap, storages_of
-
-_ffi, _C = load_native_module()
 
 _COLLECTIVE = _ffi.typeof("pcclCollective_t *")
 _COUNTS = _ffi.typeof("size_t[]")

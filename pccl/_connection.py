@@ -35,7 +35,7 @@ from pccl._errors import (
 )
 from pccl._files import event_file
 from pccl._handle import Events
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl._membership import UNSET, Membership
 from pccl._names import check_name
 from pccl._operations import stop
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from pccl._spans import Spans
 
-_ffi, _C = load_native_module()
 PCCLError.check(_C.pcclInit(), "pcclInit")
 
 PAUSE_SECONDS = 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 
 is_cuda_available: bool
 """As `is_available()`; may be assigned."""
@@ -40,18 +40,16 @@ def why_no_kernels(*, load: bool) -> str:
 
     With `load` the first GPU is asked whether it takes them, which makes its primary context; otherwise the library alone.
     """
-    ffi, lib = load_native_module()
-    text = ffi.new("char[]", _TEXT_BYTES)
-    if lib.pccl_ext_cuda_kernels(load, text, _TEXT_BYTES):
+    text = _ffi.new("char[]", _TEXT_BYTES)
+    if _C.pccl_ext_cuda_kernels(load, text, _TEXT_BYTES):
         return ""
-    return str(ffi.string(text).decode("utf-8", "replace"))
+    return str(_ffi.string(text).decode("utf-8", "replace"))
 
 
 def _look() -> tuple[int, str]:
-    ffi, lib = load_native_module()
-    text = ffi.new("char[]", _TEXT_BYTES)
-    count = int(lib.pccl_ext_cuda(text, _TEXT_BYTES))
-    return count, ffi.string(text).decode("utf-8", "replace")
+    text = _ffi.new("char[]", _TEXT_BYTES)
+    count = int(_C.pccl_ext_cuda(text, _TEXT_BYTES))
+    return count, _ffi.string(text).decode("utf-8", "replace")
 
 
 def __getattr__(name: str) -> Any:

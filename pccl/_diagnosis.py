@@ -11,11 +11,9 @@ from pccl._address import Endpoint, fill_socket_address, permitted, resolve
 from pccl._calls import SLICE_MS, TIMED_OUT, Deadline, NativeHandle, call
 from pccl._errors import ConnectError, PCCLError, Result
 from pccl._findings import find
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl._names import text_of
 from pccl._reports import JOINING, Diagnosis, EdgeReport, JoinerReport, MemberReport
-
-_ffi, _C = load_native_module()
 
 
 def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | None = None, insecure: bool = False) -> Diagnosis:

@@ -6,7 +6,7 @@ from enum import Enum
 
 from pccl._errors import ArgumentError
 from pccl._exports import publish
-from pccl._loader import load_native_module
+from pccl._loader import _C
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     import torch
-
-_, _C = load_native_module()
 
 
 class ReduceOp(Enum):

@@ -29,7 +29,7 @@ import re
 from enum import Enum
 
 from pccl._exports import publish
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from pccl._results import Contributors
-
-_ffi, _C = load_native_module()
 
 
 class Result(Enum):

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 from pccl._calls import SUCCESS, NativeHandle
 from pccl._enums import DataType
 from pccl._errors import ArgumentError, Result, error_for, last_detail
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 
 if TYPE_CHECKING:
     import torch
 
     Stream = torch.cuda.Stream | int
-
-_ffi, _C = load_native_module()
 
 DEFAULT_STREAM = 0
 """The legacy default stream, as the driver has it."""

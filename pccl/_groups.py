@@ -8,10 +8,8 @@ from uuid import UUID
 from pccl._calls import NativeHandle, call
 from pccl._errors import PeerLostError
 from pccl._exports import publish
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl._names import name_of, rank_label, with_names
-
-_ffi, _C = load_native_module()
 
 _UUIDS = _ffi.typeof("pcclRankUuid_t[]")
 

@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from pccl._calls import UNBOUNDED, ClosedError, Deadline, NativeHandle
 from pccl._errors import OperationCancelledError, PCCLError, PCCLTimeoutError, Result
 from pccl._exports import publish
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 
 if TYPE_CHECKING:
     import asyncio
-
-_ffi, _C = load_native_module()
 
 Info = TypeVar("Info")
 

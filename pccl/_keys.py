@@ -21,9 +21,7 @@ from pathlib import Path
 from pccl._address import RUN_NAME
 from pccl._errors import PCCLError
 from pccl._files import MODE
-from pccl._loader import load_native_module
-
-_ffi, _C = load_native_module()
+from pccl._loader import _C, _ffi
 
 BYTES = 32
 MAX_SECRETS = 2

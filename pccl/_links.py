@@ -8,10 +8,8 @@ from uuid import UUID
 
 from pccl._calls import NativeHandle, call
 from pccl._exports import publish
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl._names import rank_label, text_of
-
-_ffi, _C = load_native_module()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,12 @@ import os
 import sys
 import threading
 
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
     from typing import Any
-
-_ffi, _C = load_native_module()
 
 TRACE, NOTICE = 5, 25
 LEVELS = (TRACE, 10, 20, NOTICE, 30, 40, 50)

@@ -24,15 +24,13 @@ from pccl._credentials import credentials
 from pccl._errors import PCCLError, Result
 from pccl._exports import publish
 from pccl._files import event_file
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Literal, Self
-
-_ffi, _C = load_native_module()
 
 NOTICE_SECONDS = 0.5
 """After which a process that ends, and waits for its master, says so."""

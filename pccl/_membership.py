@@ -16,7 +16,7 @@ from pccl._enums import Attribute
 from pccl._errors import ArgumentError, ConnectionFailedError, Left, PCCLError, PCCLTimeoutError, Result, error_for, named
 from pccl._files import PATH_BYTES
 from pccl._groups import Group, members_of, uuid_of
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl._names import name_of
 from pccl._operations import OpTicket
 from pccl._reduces import Multi, Op
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import signal
 
     from pccl.notice import Notice
-
-_ffi, _C = load_native_module()
 
 FORM_PAUSE_SECONDS = 0.01
 """Between the votes of `wait_for_peers`; doubled up to FORM_PAUSE_MOST_SECONDS, so that waiting costs next to nothing."""

@@ -9,9 +9,7 @@ from uuid import UUID
 
 from pccl._calls import NativeHandle, call
 from pccl._errors import ArgumentError, PCCLError
-from pccl._loader import load_native_module
-
-_ffi, _C = load_native_module()
+from pccl._loader import _ffi
 
 NAME_BYTES = 64
 """A name and the zero behind it."""

@@ -10,10 +10,8 @@ from uuid import UUID
 
 from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket, call
 from pccl._errors import UsageError
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl._results import Contributors
-
-_ffi, _C = load_native_module()
 
 _TICKET = _ffi.typeof("struct pccl_ticket *")
 _RANGE = _ffi.typeof("pcclReduceRange_t *")

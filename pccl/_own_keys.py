@@ -19,7 +19,7 @@ from pathlib import Path
 from pccl import _keys
 from pccl._credentials import environment_has_some
 from pccl._files import MODE
-from pccl._loader import load_native_module
+from pccl._loader import _C
 from pccl._master import MasterNode
 
 TYPE_CHECKING = False
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
-
-_, _C = load_native_module()
 
 PREFIX = "pccl-keys-"
 """What the name of each such folder begins with. The folders of other names are the user's own."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pccl import _cuda as cuda  # noqa: F401 - a name that PCCL has here
-from pccl import _loader
+from pccl import _native
 from pccl._collectives import Collective as Collective
 from pccl._collectives import CollectiveOp as CollectiveOp
 from pccl._communicator import Communicator as Communicator
@@ -56,6 +56,5 @@ from pccl._types import ReduceOpDescriptor as ReduceOpDescriptor
 from pccl._types import ReduceOperandDescriptor as ReduceOperandDescriptor
 from pccl._types import TensorInfo as TensorInfo
 
-ffi: Any
-C: Any
-ffi, C = _loader.load_native_module()
+ffi: Any = _native.ffi
+C: Any = _native.lib

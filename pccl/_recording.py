@@ -23,9 +23,7 @@ from uuid import UUID
 
 from pccl._enums import DataType, ReduceOp
 from pccl._errors import Result
-from pccl._loader import load_native_module
-
-_ffi, _C = load_native_module()
+from pccl._loader import _C, _ffi
 
 MAGIC = b"pcclevt\0"
 FORMAT = 1

@@ -18,7 +18,7 @@ from pccl._exports import publish
 from pccl._feedback import ErrorFeedback
 from pccl._gpu import DEFAULT_STREAM, hold_stream
 from pccl._handle import Events, Handle
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl._operations import OpTicket, contributors, request_cancel, told
 from pccl._results import Contributors, ReduceInfo
 from pccl._tensors import Buffers, InputDigest, Room, RoomPool, check_in_place, copy_memory, overlap
@@ -26,8 +26,6 @@ from pccl._types import ReduceNumbers, ReduceOpDescriptor, plain_numbers
 
 if TYPE_CHECKING:
     from pccl._gpu import Stream
-
-_ffi, _C = load_native_module()
 
 # addresses of send and recv, descriptor, retry, QuantizationOptions.blocks, error feedback
 OpArguments = tuple[int, int, ReduceNumbers, bool, tuple[int, int | None] | None, ErrorFeedback | None]

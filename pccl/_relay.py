@@ -9,14 +9,12 @@ import weakref
 from pccl._address import Endpoint, fill_socket_address, resolve
 from pccl._calls import UNBOUNDED
 from pccl._errors import PCCLError
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
-
-_ffi, _C = load_native_module()
 
 LINK_DESCRIPTORS = 2
 OTHER_DESCRIPTORS = 320

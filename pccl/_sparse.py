@@ -13,6 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from pccl import _sparse_forms
 from pccl._calls import UNBOUNDED, Deadline
 from pccl._collectives import Call, Collective
 from pccl._communicator import roll
@@ -20,7 +21,7 @@ from pccl._enums import DataType, DeviceType
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, error_for
 from pccl._groups import Group
 from pccl._handle import Handle
-from pccl._loader import load_native_module, load_sparse_forms
+from pccl._loader import _C, _ffi
 from pccl._named import CollectiveHandle
 from pccl._parts import Buffer, check_size, one_buffer
 from pccl._results import CollectiveInfo
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 
     Tensor = torch.Tensor | np.ndarray[Any, Any]
 
-_ffi, _C = load_native_module()
-_forms_ffi, _forms = load_sparse_forms()
+_forms_ffi, _forms = _sparse_forms.ffi, _sparse_forms.lib
 
 CHUNK = 4096
 """Elements per chunk."""

@@ -13,9 +13,7 @@ from types import FrameType
 from typing import Any
 
 from pccl._calls import ClosedError, NativeHandle
-from pccl._loader import load_native_module
-
-_ffi, _C = load_native_module()
+from pccl._loader import _C
 
 BYTES_MOST = 16 * 1024
 """As WIRE_MAX_STACKS."""

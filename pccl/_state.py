@@ -11,7 +11,7 @@ from pccl._calls import NativeHandle, call, whole_number
 from pccl._errors import error_for, last_detail
 from pccl._exports import publish
 from pccl._gpu import synchronize
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl._tensors import require
 from pccl._types import TensorInfo
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from pccl.state._module import Scalar
-
-_ffi, _C = load_native_module()
 
 SHOWN_ENTRIES = 100
 """By repr."""

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 from pccl._enums import DataType, DeviceType
 from pccl._errors import ArgumentError, Result, UsageError
 from pccl._gpu import array_memory, check_known, common_stream, is_gpu_array, torch_stream
-from pccl._loader import load_native_module
-
-_ffi, _C = load_native_module()
+from pccl._loader import _C, _ffi
 
 
 class Memory(NamedTuple):

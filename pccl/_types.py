@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 from pccl._calls import whole_number
 from pccl._enums import DataType, DeviceType, DistributionHint, QuantizationAlgorithm, ReduceOp
 from pccl._exports import publish
-from pccl._loader import load_native_module
+from pccl._loader import _ffi
 from pccl._tensors import Buffers, Memory, is_torch_tensor, numpy_buffers, numpy_memory, require_kind, torch_buffers, torch_memory
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-_ffi, _C = load_native_module()
 
 
 @dataclass

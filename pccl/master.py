@@ -21,7 +21,7 @@ from pccl._address import parse_endpoints, without_run
 from pccl._calls import call
 from pccl._errors import PCCLError
 from pccl._files import open_log
-from pccl._loader import load_native_module
+from pccl._loader import _C
 from pccl._master import MasterNode
 from pccl_command.native_master import SIGTERM_CHOICES
 
@@ -29,8 +29,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
-
-_, _C = load_native_module()
 
 PRIVILEGED_PORTS = 1024
 """Ports below this one need a privilege on Linux."""

@@ -22,11 +22,9 @@ import pccl
 from pccl._address import parse_endpoints
 from pccl._credentials import VARIABLES
 from pccl._errors import ConnectError, PCCLError
-from pccl._loader import load_native_module
+from pccl._loader import _C
 from pccl._reports import Diagnosis
 from pccl.cli import info, top
-
-_ffi, _C = load_native_module()
 
 DIAL_SECONDS = 3.0
 """For a connection to a member: longer than a lost first packet of a connection takes to be sent again."""

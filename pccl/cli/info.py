@@ -13,10 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 import pccl
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl.cli import links, top
-
-_ffi, _C = load_native_module()
 
 
 @click.command("info", short_help="Show the build, the settings, and the links of a run.")

@@ -28,7 +28,7 @@ from pccl._communicator import Communicator, roll
 from pccl._enums import DataType, ReduceOp
 from pccl._errors import ArgumentError, ParityError, PCCLTimeoutError, PeerLostError, Result, TooFewPeersError, UsageError, named
 from pccl._groups import Group
-from pccl._loader import load_native_module
+from pccl._loader import _ffi
 from pccl._names import name_of, peer_label
 from pccl._results import ParityInfo
 from pccl._state import SharedState
@@ -36,8 +36,6 @@ from pccl._tensors import is_numpy_array, is_torch_tensor, require_kind
 from pccl._types import TensorInfo
 from pccl.state._entries import COMPILED
 from pccl.state._module import _shareable
-
-_ffi, _C = load_native_module()
 
 POLICIES = ("raise", "repair", "expel")
 

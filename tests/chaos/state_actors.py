@@ -21,10 +21,9 @@ import numpy as np
 from actors import PATIENCE, form
 
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, SharedState, SharedStateSyncStrategy, TensorInfo
-from pccl._loader import load_native_module
+from pccl._loader import _C, _ffi
 from pccl._state import sync_report
 
-_ffi, _C = load_native_module()
 LEAF = 256 << 10
 PERIOD = 200_003
 """Of the bytes of a content: no multiple of it is near a leaf's end, so that a leaf in a wrong place is a wrong leaf."""

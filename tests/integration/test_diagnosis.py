@@ -17,7 +17,7 @@ from peers import PATIENCE, Background, MasterProcess, on_all, processes, team
 
 import pccl
 from pccl import Diagnosis, FindingKind, ReduceOp
-from pccl._loader import load_native_module
+from pccl._native import ffi, lib
 from pccl.cli import main
 
 SMALL, LARGE = 1000, 1 << 20
@@ -103,7 +103,6 @@ def test_a_member_that_hangs_in_its_own_code_is_named_while_it_does():
 
 
 def test_c_programs_get_the_figures():
-    ffi, lib = load_native_module()
     with team([0, 0]) as comms, Run(comms, SMALL, 0.01) as run:
         run.seconds[1] = 0.15
         run.await_findings({(FindingKind.STRAGGLER, comms[1].uuid)})

@@ -16,10 +16,9 @@ from performers import PATIENCE, MasterProcess, Performer
 from run_peers import RunPeer
 
 import pccl
-from pccl import _keys
+from pccl import _keys, _native
 from pccl._address import fill_socket_address, parse_endpoint
 from pccl._diagnosis import remove_member, runs_at
-from pccl._loader import load_native_module
 from pccl.cli import main
 from pccl.lab.ports import free_ports
 
@@ -143,7 +142,7 @@ def test_another_run_is_refused(team, folder):
 
 
 def test_programs_in_c_take_the_run_from_the_file(folder, monkeypatch):
-    ffi, library = load_native_module()
+    ffi, library = _native.ffi, _native.lib
     params, out = ffi.new("pcclCommCreateParams_t *"), ffi.new("pcclComm_t **")
     monkeypatch.setenv("PCCL_KEYS", str(folder / "run-alpha.peer"))
     with pccl.MasterNode("127.0.0.1:0", keys=folder / "run.master") as master:

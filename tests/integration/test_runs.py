@@ -20,9 +20,9 @@ from performers import PATIENCE, MasterProcess, Performer, keys_of_peers
 from run_peers import RunPeer
 
 import pccl
+from pccl import _native
 from pccl._address import fill_socket_address, parse_endpoint
 from pccl._diagnosis import runs_at
-from pccl._loader import load_native_module
 from pccl.lab.ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)
@@ -154,7 +154,7 @@ def test_places_of_runs_that_have_ended_are_used_again():
 
 
 def test_programs_in_c_take_the_name_from_the_environment(monkeypatch):
-    ffi, library = load_native_module()
+    ffi, library = _native.ffi, _native.lib
     with pccl.MasterNode("127.0.0.1:0") as master:
         monkeypatch.setenv("PCCL_RUN", "of-c")
         params, out = ffi.new("pcclCommCreateParams_t *"), ffi.new("pcclComm_t **")

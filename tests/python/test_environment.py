@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pccl._loader import load_native_module
+from pccl._native import ffi, lib
 
 ROOT = Path(__file__).parents[2]
 READ = re.compile(r"""(?:getenv|environ|env|_allows|_environment|positive)\w*(?:\.\w+)?[(\[]\s*["'](PCCL_[A-Z0-9_]+)["']""")
@@ -19,7 +19,6 @@ MASTER = "import pccl\nfor _ in range(2):\n    with pccl.MasterNode('127.0.0.1:0
 
 def known():
     """Returns the meaning of each variable, by name, in the order of the list."""
-    ffi, lib = load_native_module()
     meaning = ffi.new("char const **")
     meanings: dict[str, str] = {}
     while (name := lib.pccl_ext_environment(len(meanings), meaning)) != ffi.NULL:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pccl import _keys
-from pccl._loader import load_native_module
+from pccl import _keys, _native
 from pccl.cli.keys import command
 
-ffi, C = load_native_module()
+ffi, C = _native.ffi, _native.lib
 
 
 def _has_encryption() -> bool:

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pccl._loader import load_native_module
-
-ffi, lib = load_native_module()
+from pccl._native import ffi, lib
 
 FUNCTIONS = [
     "pcclInit",

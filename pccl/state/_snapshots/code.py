@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from pccl._loader import load_snapshot_kernels
+from pccl import _snapshot_kernels
 
-_ffi, _kernels = load_snapshot_kernels()
+_ffi, _kernels = _snapshot_kernels.ffi, _snapshot_kernels.lib
 
 MEMBERS_MAX = 256
 """Units and rows of one stripe."""

@@ -11,11 +11,11 @@ from typing import NamedTuple, Self
 
 import torch
 
+from pccl import _snapshot_kernels
 from pccl._holder import memory_file
-from pccl._loader import load_snapshot_kernels
 from pccl.state._snapshots.boxes import DTYPES, Box, ShardMap, Slice, image_offsets, split_of
 
-_ffi, _kernels = load_snapshot_kernels()
+_ffi, _kernels = _snapshot_kernels.ffi, _snapshot_kernels.lib
 
 BLOCK_BYTES = 64 << 10
 """What is compared with the snapshot before, and sent if it has changed."""
