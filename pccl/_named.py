@@ -1,7 +1,7 @@
 """The collectives of a `Communicator`. Each is described once, by the method that waits for it.
 
 A description checks all that one member can check by itself, and returns a `Call`. `waiting` makes of it the method that users
-call. The method with `_async` launches the same description. `launch` is the form for addresses.
+call, and `returning_at_once` the one with `_async`. `launch` is the form for addresses.
 """
 
 from __future__ import annotations
@@ -172,6 +172,27 @@ def waiting(
     return _derived(describe, method, "CollectiveInfo")
 
 
+def returning_at_once(
+    method: Callable[Concatenate[NamedCollectives, P], CollectiveInfo],
+) -> Callable[Concatenate[NamedCollectives, P], CollectiveHandle]:
+    """Makes of a method that waits the one with `_async`, which has no `timeout`."""
+    describe: Callable[..., Call] = method.__wrapped__  # type: ignore[attr-defined]
+
+    def launch(self: NamedCollectives, /, *arguments: P.args, **named: P.kwargs) -> CollectiveHandle:
+        if "timeout" in named:
+            raise TypeError(f"{made.__name__}() got an unexpected keyword argument 'timeout'")
+        return self._launch(describe(self, *arguments, **named))
+
+    made: Any = _derived(describe, launch, "CollectiveHandle")
+    name = describe.__name__
+    made.__name__, made.__qualname__ = f"{name}_async", f"{describe.__qualname__}_async"
+    made.__doc__ = f"Launches `{name}` and returns at once."
+    del made.__annotations__["timeout"]
+    signature = made.__signature__
+    made.__signature__ = signature.replace(parameters=[one for one in signature.parameters.values() if one.name != "timeout"])
+    return launch
+
+
 def launching(
     prepare: Callable[Concatenate[NamedCollectives, P], CollectiveOp],
 ) -> Callable[Concatenate[NamedCollectives, P], CollectiveOp]:
@@ -238,11 +259,7 @@ class NamedCollectives(Connection):
         data = one_buffer("tensor", tensor, written=_rank("root", root, group) != group.rank)
         return _call(Collective.BROADCAST, group, tag, data, data, survivors=survivors, count=data.numel, root=root)
 
-    def broadcast_async(
-        self, tensor: Tensor, root: int = 0, *, group: Group | None = None, tag: int | None = None, survivors: bool = True
-    ) -> CollectiveHandle:
-        """Launches `broadcast` and returns at once."""
-        return self._launch(NamedCollectives.broadcast, tensor, root, group=group, tag=tag, survivors=survivors)
+    broadcast_async = returning_at_once(broadcast)
 
     @waiting
     def reduce(
@@ -267,19 +284,7 @@ class NamedCollectives(Connection):
         source, target = reduced(send, recv) if at_root else (one_buffer("send", send), None)
         return _call(Collective.REDUCE, group, tag, source, target, survivors=survivors, count=source.numel, op=op, root=root)
 
-    def reduce_async(
-        self,
-        send: Tensor,
-        recv: Tensor | None = None,
-        *,
-        op: ReduceOp | str = ReduceOp.SUM,
-        root: int = 0,
-        group: Group | None = None,
-        tag: int | None = None,
-        survivors: bool = True,
-    ) -> CollectiveHandle:
-        """Launches `reduce` and returns at once."""
-        return self._launch(NamedCollectives.reduce, send, recv, op=op, root=root, group=group, tag=tag, survivors=survivors)
+    reduce_async = returning_at_once(reduce)
 
     @waiting
     def _all_reduce(
@@ -326,18 +331,7 @@ class NamedCollectives(Connection):
         parts = rooted_parts(own, "send", whole, "recv", group, counts)
         return _call(Collective.GATHER, group, tag, own, whole, root=root, **equal_or_counts(parts))
 
-    def gather_async(
-        self,
-        send: Tensor,
-        recv: Parts | None = None,
-        root: int = 0,
-        *,
-        counts: Sequence[int] | None = None,
-        group: Group | None = None,
-        tag: int | None = None,
-    ) -> CollectiveHandle:
-        """Launches `gather` and returns at once."""
-        return self._launch(NamedCollectives.gather, send, recv, root, counts=counts, group=group, tag=tag)
+    gather_async = returning_at_once(gather)
 
     @waiting
     def scatter(
@@ -369,18 +363,7 @@ class NamedCollectives(Connection):
             sizes = {"send_counts": parts}
         return _call(Collective.SCATTER, group, tag, whole, own, root=root, **sizes)
 
-    def scatter_async(
-        self,
-        send: Parts | None,
-        recv: Tensor,
-        root: int = 0,
-        *,
-        counts: Sequence[int] | None = None,
-        group: Group | None = None,
-        tag: int | None = None,
-    ) -> CollectiveHandle:
-        """Launches `scatter` and returns at once."""
-        return self._launch(NamedCollectives.scatter, send, recv, root, counts=counts, group=group, tag=tag)
+    scatter_async = returning_at_once(scatter)
 
     # ---- all to all ----
 
@@ -407,17 +390,7 @@ class NamedCollectives(Connection):
         check_own("send", own, parts[group.rank], "recv")
         return _call(Collective.ALL_GATHER, group, tag, own, whole, **equal_or_counts(parts))
 
-    def all_gather_async(
-        self,
-        send: Tensor,
-        recv: Parts,
-        *,
-        counts: Sequence[int] | None = None,
-        group: Group | None = None,
-        tag: int | None = None,
-    ) -> CollectiveHandle:
-        """Launches `all_gather` and returns at once."""
-        return self._launch(NamedCollectives.all_gather, send, recv, counts=counts, group=group, tag=tag)
+    all_gather_async = returning_at_once(all_gather)
 
     @waiting
     def reduce_scatter(
@@ -444,18 +417,7 @@ class NamedCollectives(Connection):
         check_own("recv", own, parts[group.rank], "send")
         return _call(Collective.REDUCE_SCATTER, group, tag, whole, own, op=op, **equal_or_counts(parts))
 
-    def reduce_scatter_async(
-        self,
-        send: Parts,
-        recv: Tensor,
-        *,
-        op: ReduceOp | str = ReduceOp.SUM,
-        counts: Sequence[int] | None = None,
-        group: Group | None = None,
-        tag: int | None = None,
-    ) -> CollectiveHandle:
-        """Launches `reduce_scatter` and returns at once."""
-        return self._launch(NamedCollectives.reduce_scatter, send, recv, op=op, counts=counts, group=group, tag=tag)
+    reduce_scatter_async = returning_at_once(reduce_scatter)
 
     @waiting
     def all_to_all(
@@ -488,19 +450,7 @@ class NamedCollectives(Connection):
         check_size(source, target)
         return _call(Collective.ALL_TO_ALL, group, tag, source, target, count=gives[0])
 
-    def all_to_all_async(
-        self,
-        send: Parts,
-        recv: Parts,
-        *,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
-        group: Group | None = None,
-        tag: int | None = None,
-    ) -> CollectiveHandle:
-        """Launches `all_to_all` and returns at once."""
-        method = NamedCollectives.all_to_all
-        return self._launch(method, send, recv, send_counts=send_counts, recv_counts=recv_counts, group=group, tag=tag)
+    all_to_all_async = returning_at_once(all_to_all)
 
     @waiting
     def barrier(
@@ -514,9 +464,7 @@ class NamedCollectives(Connection):
         """Returns when all members have called it. PeerLostError: any member was lost, without `survivors`."""
         return _call(Collective.BARRIER, self._group_of(group), tag, None, None, survivors=survivors)
 
-    def barrier_async(self, *, group: Group | None = None, tag: int | None = None, survivors: bool = True) -> CollectiveHandle:
-        """Launches `barrier` and returns at once."""
-        return self._launch(NamedCollectives.barrier, group=group, tag=tag, survivors=survivors)
+    barrier_async = returning_at_once(barrier)
 
     # ---- one to one ----
 
@@ -533,9 +481,7 @@ class NamedCollectives(Connection):
         group = self._group_of(group)
         return self._pair(one_buffer("tensor", tensor), None, group, group.rank, _other("to", to, group), tag)
 
-    def send_async(self, tensor: Tensor, to: int, *, group: Group | None = None, tag: int | None = None) -> CollectiveHandle:
-        """Launches `send` and returns at once."""
-        return self._launch(NamedCollectives.send, tensor, to, group=group, tag=tag)
+    send_async = returning_at_once(send)
 
     def recv(
         self,
@@ -554,15 +500,14 @@ class NamedCollectives(Connection):
         group = self._group_of(group)
         if source is None:
             source = self._next_sender(group, tag, deadline)
-        self._recv(tensor, source, group=group, tag=tag, timeout=deadline.remaining())
+        self._finish_call(self._recv_call(tensor, source, group, tag), deadline.remaining())
         return source
 
     def recv_async(self, tensor: Tensor, source: int, *, group: Group | None = None, tag: int | None = None) -> CollectiveHandle:
         """Launches `recv` from one member and returns at once."""
-        return self._launch(NamedCollectives._recv, tensor, source, group=group, tag=tag)
+        return self._launch(self._recv_call(tensor, source, group, tag))
 
-    @waiting
-    def _recv(self, tensor: Tensor, source: int, *, group: Group | None, tag: int | None, timeout: float | None = None) -> Call:
+    def _recv_call(self, tensor: Tensor, source: int, group: Group | None, tag: int | None) -> Call:
         group = self._group_of(group)
         into = one_buffer("tensor", tensor, written=True)
         return self._pair(None, into, group, _other("source", source, group), group.rank, tag)
@@ -652,11 +597,8 @@ class NamedCollectives(Connection):
             self._everyone = Everyone(self._handle, members)
         return self._everyone
 
-    def _launch(
-        self, method: Callable[Concatenate[NamedCollectives, P], CollectiveInfo], *arguments: P.args, **named: P.kwargs
-    ) -> CollectiveHandle:
-        """Launches what a waiting method describes, on private memory: the program may use its tensors until the end."""
-        call: Call = method.__wrapped__(self, *arguments, **named)  # type: ignore[attr-defined]
+    def _launch(self, call: Call) -> CollectiveHandle:
+        """Launches a call on private memory: the program may use its tensors until the end."""
         call.make_private(self._pool)
         return CollectiveHandle(self, call).begin()
 
