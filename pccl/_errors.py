@@ -258,42 +258,27 @@ def _unpickled(kind: type[PCCLError], arguments: tuple[Any, ...]) -> PCCLError:
     return kind.__new__(kind, *arguments)
 
 
-_MEANINGS: dict[int, str] = {
-    _C.pcclNotInitialized: "the library is not initialised",
-    _C.pcclInternalError: "the system refused memory, threads or descriptors; nothing was started",
-    _C.pcclInvalidArgument: "an argument is invalid, or the members' arguments differ",
-    _C.pcclInvalidUsage: "the call is not allowed now",
-    _C.pcclTooFewPeers: "this peer is alone in its group; call update_topology to let newcomers in",
-    _C.pcclMasterConnectionFailed: "the master cannot be reached, or this peer is no longer part of the run; call reconnect",
-    _C.pcclRankConnectionFailed: "the other peers cannot be reached; call reconnect",
-    _C.pcclRankConnectionLost: "a member of the group was lost; repeat the call among the survivors",
-    _C.pcclNoSharedStateAvailable: "no member has a complete state; call again with the same revision",
-    _C.pcclPendingAsyncOps: "operations have not been awaited; wait for their handles",
-    _C.pcclUpdateTopologyFailed: "the vote ended without a new epoch; call again",
-    _C.pcclTopologyOptimizationFailed: "the vote ended without a new order; call again",
-    _C.pcclTimedOut: "the timeout ran out; call again to wait on",
-    _C.pcclCancelled: "a member cancelled the operation; the input is unchanged",
-    _C.pcclLeft: "this peer has left the run, as it announced",
+_CODES: dict[int, tuple[type[PCCLError], str]] = {
+    _C.pcclNotInitialized: (UsageError, "the library is not initialised"),
+    _C.pcclInternalError: (SystemRefusedError, "the system refused memory, threads or descriptors; nothing was started"),
+    _C.pcclInvalidArgument: (UsageError, "an argument is invalid, or the members' arguments differ"),
+    _C.pcclInvalidUsage: (UsageError, "the call is not allowed now"),
+    _C.pcclTooFewPeers: (TooFewPeersError, "this peer is alone in its group; call update_topology to let newcomers in"),
+    _C.pcclMasterConnectionFailed: (
+        ConnectionFailedError,
+        "the master cannot be reached, or this peer is no longer part of the run; call reconnect",
+    ),
+    _C.pcclRankConnectionFailed: (ConnectionFailedError, "the other peers cannot be reached; call reconnect"),
+    _C.pcclRankConnectionLost: (PeerLostError, "a member of the group was lost; repeat the call among the survivors"),
+    _C.pcclNoSharedStateAvailable: (CallAgainError, "no member has a complete state; call again with the same revision"),
+    _C.pcclPendingAsyncOps: (UsageError, "operations have not been awaited; wait for their handles"),
+    _C.pcclUpdateTopologyFailed: (CallAgainError, "the vote ended without a new epoch; call again"),
+    _C.pcclTopologyOptimizationFailed: (CallAgainError, "the vote ended without a new order; call again"),
+    _C.pcclTimedOut: (PCCLTimeoutError, "the timeout ran out; call again to wait on"),
+    _C.pcclCancelled: (OperationCancelledError, "a member cancelled the operation; the input is unchanged"),
+    _C.pcclLeft: (ConnectionFailedError, "this peer has left the run, as it announced"),
 }
-"""What a code means, for errors of which nothing else is known."""
-
-_CLASSES: dict[int, type[PCCLError]] = {
-    _C.pcclNotInitialized: UsageError,
-    _C.pcclInternalError: SystemRefusedError,
-    _C.pcclInvalidArgument: UsageError,
-    _C.pcclInvalidUsage: UsageError,
-    _C.pcclTooFewPeers: TooFewPeersError,
-    _C.pcclMasterConnectionFailed: ConnectionFailedError,
-    _C.pcclRankConnectionFailed: ConnectionFailedError,
-    _C.pcclRankConnectionLost: PeerLostError,
-    _C.pcclNoSharedStateAvailable: CallAgainError,
-    _C.pcclPendingAsyncOps: UsageError,
-    _C.pcclUpdateTopologyFailed: CallAgainError,
-    _C.pcclTopologyOptimizationFailed: CallAgainError,
-    _C.pcclTimedOut: PCCLTimeoutError,
-    _C.pcclCancelled: OperationCancelledError,
-    _C.pcclLeft: ConnectionFailedError,
-}
+"""The class of the error for a code, and what it means where nothing else is known."""
 
 
 def last_detail() -> str:
@@ -304,7 +289,8 @@ def last_detail() -> str:
 
 def error_for(result: int, func_name: str, detail: str = "") -> PCCLError:
     """Returns the exception for a code other than success."""
-    return _CLASSES.get(result, PCCLError)(Result(result), func_name, detail or _MEANINGS.get(result, ""))
+    kind, meaning = _CODES.get(result, (PCCLError, ""))
+    return kind(Result(result), func_name, detail or meaning)
 
 
 publish(globals())
