@@ -218,6 +218,8 @@ HIGHEST_LOSS = 2.2
 
 def draw(results: dict[str, Line], key: str, label: str, path: Path) -> None:
     """The validation loss by one of the numbers of an outer step, with a mark where members were lost or joined."""
+    from line_labels import label_ends, label_near
+
     from pccl.lab import plots
 
     made = plots.figure(4.6)
@@ -248,9 +250,9 @@ def draw(results: dict[str, Line], key: str, label: str, path: Path) -> None:
     if key == "sent":
         axes.margins(y=0.12)
         axes.set_xlim(right=8 * max(x for x, *_ in ends))  # room for the last name
-        plots.label_near(made, axes, ends)
+        label_near(made, axes, ends)
     else:
-        plots.label_ends(axes, ends)
+        label_ends(axes, ends)
     plots.save(made, path)
 
 

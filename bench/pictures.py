@@ -12,6 +12,7 @@ from pathlib import Path
 
 import diloco
 from harness import ROOT, Row
+from line_labels import label_ends
 
 from pccl.lab import plots
 
@@ -50,7 +51,7 @@ def clouds(rows: list[Row], path: Path) -> None:
         axes.set_ylim(bottom=0)
         plots.dress(axes)
         axes.grid(visible=False, axis="x")
-        plots.label_ends(axes, ends, least=0.09)
+        label_ends(axes, ends, least=0.09)
     plots.save(made, path)
 
 

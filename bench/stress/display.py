@@ -148,6 +148,8 @@ def _table(run: Run, found: dict[str, Any]) -> str:
 
 def plot(run: Run, baseline: float, path: Path) -> None:
     """Throughput over time, with the faults marked."""
+    from line_labels import label_ends
+
     from pccl.lab import plots
 
     figure = plots.figure(4.4)
@@ -182,7 +184,7 @@ def plot(run: Run, baseline: float, path: Path) -> None:
     worlds.set_ylim(bottom=0, top=max([moment.world for moment in run.moments], default=1) + 0.5)
     worlds.set_xlabel("time (s)")
     plots.dress(rates, worlds)
-    plots.label_ends(rates, ends, least=0.08)
+    label_ends(rates, ends, least=0.08)
     plots.save(figure, path)
 
 

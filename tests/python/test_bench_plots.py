@@ -24,9 +24,10 @@ def diloco(monkeypatch) -> Any:
 
 @pytest.mark.parametrize("ends", [[1.3] * 8, [1.2, 1.2, 3.4, 3.4], [1.3], [3.5, 3.5, 3.5]])
 def test_names_at_the_ends_do_not_overlap(diloco, ends):
+    from line_labels import label_ends
     from matplotlib.text import Annotation
 
-    from pccl.lab.plots import COLOURS, figure, label_ends
+    from pccl.lab.plots import COLOURS, figure
 
     axes = figure(4.5).add_subplot()
     for y in ends:
@@ -39,7 +40,9 @@ def test_names_at_the_ends_do_not_overlap(diloco, ends):
 
 
 def test_names_near_the_ends_hide_neither_lines_nor_each_other(diloco):
-    from pccl.lab.plots import COLOURS, figure, label_near
+    from line_labels import label_near
+
+    from pccl.lab.plots import COLOURS, figure
 
     made = figure(4.5)
     axes = made.add_subplot()
