@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pccl._processes import how_ended
 
@@ -65,13 +65,6 @@ class Violation:
     detail: str
 
 
-@dataclass(kw_only=True)
-class Step:
-    """What was printed for one step."""
-
-    hashes: dict[str, list[str]] = field(default_factory=dict)  # names of copies by hash
-
-
 class Verdict:
     """Takes what happens. `patience` is how many seconds a copy may make no progress, once it has begun."""
 
@@ -87,7 +80,7 @@ class Verdict:
         """Hashes printed before any progress line, which belong to no step."""
         self.fault = ""
         """The last fault, with its time, for messages."""
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, dict[str, list[str]]] = {}  # names of copies by step and hash
 
     @property
     def held(self) -> bool:
@@ -125,7 +118,7 @@ class Verdict:
         if status == 0:
             self._confirm(copy)
             if copy.step is None:
-                self._violate("progress", f"{copy} ended with status 0 and without a progress line; {copy.quote()}")
+                self.violate("progress", f"{copy} ended with status 0 and without a progress line; {copy.quote()}")
             return
         copy.state = None
         after = f"{how_ended(status)} {now - copy.began:.1f} s after its start"
@@ -136,7 +129,7 @@ class Verdict:
         elif copy.life and copy.step is None and self._is_over():
             self.notes.append(f"{copy} {after}; it came when the others had finished")
         else:
-            self._violate("exit", f"{copy} {after}{self._since()}; {copy.quote()}")
+            self.violate("exit", f"{copy} {after}{self._since()}; {copy.quote()}")
 
     def look(self, now: float) -> None:
         """Looks for copies that make no progress."""
@@ -147,7 +140,7 @@ class Verdict:
             if copy.life and copy.step is None and self._is_over():
                 continue
             at = "no progress line" if copy.step is None else f"no progress after step {copy.step}"
-            self._violate("progress", f"{copy} has made {at} for {silent:.1f} s{self._since()}; {copy.quote()}")
+            self.violate("progress", f"{copy} has made {at} for {silent:.1f} s{self._since()}; {copy.quote()}")
 
     def too_late(self) -> list[Copy]:
         """Returns replacements that wait for a run which is over, if no other copy is running."""
@@ -160,15 +153,15 @@ class Verdict:
         return [copy for copy in self.copies if copy.ended is None]
 
     def violate(self, claim: str, detail: str) -> None:
-        """Adds a violation that the caller has found."""
-        self._violate(claim, detail)
+        """Adds a violation."""
+        self.violations.append(Violation(claim, detail))
 
     def finish(self, applied: int) -> None:
         """Judges what only the whole run shows: `applied` faults were injected."""
         if self.held and not any(copy.status == 0 or copy.asked for copy in self.copies):
-            self._violate("exit", "no copy ended with status 0")
+            self.violate("exit", "no copy ended with status 0")
         if self.held and not applied:
-            self._violate("faults", "the program ended before the first fault; let it run longer, or set a smaller --every")
+            self.violate("faults", "the program ended before the first fault; let it run longer, or set a smaller --every")
         if not self.states and not self.stateless:
             self.notes.append("no copy printed a state hash, so states were not compared")
         elif not self.compared:
@@ -215,17 +208,13 @@ class Verdict:
         (number, value), copy.state = copy.state, None
         if len(self._steps) >= STEPS_MOST:
             self._steps = dict(sorted(self._steps.items())[STEPS_MOST // 2 :])
-        step = self._steps.setdefault(number, Step())
-        step.hashes.setdefault(value, []).append(str(copy))
-        count = sum(map(len, step.hashes.values()))
-        self.compared += count == 2
-        if len(step.hashes) > 1:
-            parted = sorted(step.hashes.items(), key=lambda item: len(item[1]))
+        printed = self._steps.setdefault(number, {})
+        printed.setdefault(value, []).append(str(copy))
+        self.compared += sum(map(len, printed.values())) == 2
+        if len(printed) > 1:
+            parted = sorted(printed.items(), key=lambda item: len(item[1]))
             texts = [f"{', '.join(copies)} printed {value}" for value, copies in parted]
-            self._violate("state", f"step {number}: {'; '.join(texts)}{self._since()}; {copy.quote()}")
-
-    def _violate(self, claim: str, detail: str) -> None:
-        self.violations.append(Violation(claim, detail))
+            self.violate("state", f"step {number}: {'; '.join(texts)}{self._since()}; {copy.quote()}")
 
 
 def _number(found: re.Match[str], name: str) -> int | None:
