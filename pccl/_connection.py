@@ -8,7 +8,6 @@ import itertools
 import os
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from pccl import _log
@@ -230,7 +229,7 @@ class Connection(Membership):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -44,7 +44,8 @@ class ErrorFeedback:
             first, second = (numpy.zeros(like.shape, numpy.float32) for _ in range(2))
         else:
             raise TypeError(f"like must be a torch.Tensor or a numpy.ndarray, not {type(like).__name__}")
-        self._pair: tuple[Any, Any] = (first, second)  # the residual, and where the next one is written
+        self.pair: tuple[Any, Any] = (first, second)
+        """The residual, and where the next one is written."""
         self._op: OpTicket | None = None
 
     @property
@@ -53,7 +54,7 @@ class ErrorFeedback:
 
         Between ops it may be changed in place, as by a decay, and saved or restored with a checkpoint.
         """
-        return self._pair[0]
+        return self.pair[0]
 
     def keep(self, contributors: Iterable[Contributors]) -> None:
         """Takes over what a failed op with `retry` has reduced: `contributors` are those of the error.
@@ -62,7 +63,7 @@ class ErrorFeedback:
         in these ranges alone. ValueError: an op is in flight.
         """
         self.check_idle()
-        now, other = (tensor.reshape(-1) for tensor in self._pair)
+        now, other = (tensor.reshape(-1) for tensor in self.pair)
         for part in contributors:
             if part.peers:
                 now[part.start : part.stop] = other[part.start : part.stop]
@@ -74,8 +75,8 @@ class ErrorFeedback:
 
     def memory(self) -> tuple[Memory, Memory]:
         """Of the residual, and of where the next one is written."""
-        memory_of = torch_memory if is_torch_tensor(self._pair[0]) else numpy_memory
-        return memory_of(self._pair[0], "residual"), memory_of(self._pair[1], "residual")
+        memory_of = torch_memory if is_torch_tensor(self.pair[0]) else numpy_memory
+        return memory_of(self.pair[0], "residual"), memory_of(self.pair[1], "residual")
 
     def lend(self, op: OpTicket) -> None:
         """To an op that is about to begin."""
@@ -83,16 +84,11 @@ class ErrorFeedback:
 
     def give_back(self, pair: tuple[Any, Any], success: bool) -> None:
         """From an op that had `pair`; a second time it does nothing."""
-        if self._pair is not pair:
+        if self.pair is not pair:
             return
         self._op = None
         if success:
-            self._pair = (pair[1], pair[0])  # one assignment: a signal comes before it or after
-
-    @property
-    def pair(self) -> tuple[Any, Any]:
-        """The tensors that the next op is to have."""
-        return self._pair
+            self.pair = (pair[1], pair[0])  # one assignment: a signal comes before it or after
 
     def __repr__(self) -> str:
         return f"<ErrorFeedback of {self.memory()[0].numel} elements>"

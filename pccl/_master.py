@@ -29,7 +29,6 @@ from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Literal, Self
 
 NOTICE_SECONDS = 0.5
@@ -105,25 +104,17 @@ class MasterNode:
         PCCLError.check(_C.pcclCreateMaster(address[0], out), "pcclCreateMaster")
         self._pointer = out[0]
         self._handle = NativeHandle("master", self._pointer, _C.pcclDestroyMaster)
-        if listed:
-            call(
-                self._handle,
-                "pccl_ext_master_set_list",
-                fill_socket_addresses(addresses),
-                len(listed),
-                place,
-                name="pcclCreateMaster",
-            )
-        if limit is not None:
-            call(self._handle, "pccl_ext_master_set_heartbeat", limit, name="pcclCreateMaster")
-        if idle is not None:
-            call(self._handle, "pccl_ext_master_set_idle_limit", idle, name="pcclCreateMaster")
-        if named is not None:
-            call(self._handle, "pccl_ext_master_set_keys", named, name="pcclCreateMaster")
-        if insecure:
-            call(self._handle, "pccl_ext_master_set_insecure", True, name="pcclCreateMaster")
-        if event_path is not None:
-            call(self._handle, "pccl_ext_master_set_events", event_path, name="pcclCreateMaster")
+        settings = {
+            "list": (fill_socket_addresses(addresses), len(listed), place) if listed else None,
+            "heartbeat": None if limit is None else (limit,),
+            "idle_limit": None if idle is None else (idle,),
+            "keys": None if named is None else (named,),
+            "insecure": (True,) if insecure else None,
+            "events": None if event_path is None else (event_path,),
+        }
+        for setting, arguments in settings.items():
+            if arguments is not None:
+                call(self._handle, f"pccl_ext_master_set_{setting}", *arguments, name="pcclCreateMaster")
 
     def run(self) -> None:
         """Listens and serves; returns at once.
@@ -175,7 +166,7 @@ class MasterNode:
         self.run()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

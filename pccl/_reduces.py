@@ -221,10 +221,6 @@ class Op(OpTicket):
         """What it has moved, after a success."""
         return reduce_info(self.c.info, self._contributors)
 
-    def failure_info(self) -> ReduceInfo:
-        """After a failure: nothing, but for what had been completed with `retry`."""
-        return ReduceInfo(0, 0, 0, contributors=self._contributors)
-
 
 class Multi(Ticket):
     """One all_reduce_multiple_with_retry, from before its launch until its end."""
@@ -416,7 +412,7 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
         if result == SUCCESS:
             return self._op.info()
         error = error_for(result, "pcclAwaitAsyncReduce", self._op.detail)
-        error.contributors = self._op.failure_info().contributors
+        error.contributors = self._op._contributors
         raise error
 
     def _request_cancel(self) -> None:

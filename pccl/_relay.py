@@ -13,7 +13,6 @@ from pccl._loader import _C, _ffi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
 LINK_DESCRIPTORS = 2
@@ -63,7 +62,7 @@ class Relay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

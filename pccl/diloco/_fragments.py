@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from pccl.diloco._outer import COMPILED, trained_parameters
+from pccl.diloco._outer import trained_parameters
+from pccl.state._entries import COMPILED
 
 PATTERNS = ("strided", "sequential", "balanced")
 

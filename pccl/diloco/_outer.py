@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pccl.state._entries import COMPILED
 from pccl.state._module import Collector, make_state
 
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -15,9 +16,6 @@ OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 CHUNK = 1 << 18
 """Elements that an outer step works on at a time, so that they stay in the cache."""
-
-COMPILED = "_orig_mod."
-"""What `torch.compile` puts into the names of parameters. Peers with and without it may train together."""
 
 
 class Part(NamedTuple):

@@ -54,6 +54,8 @@ class Coalescing(threading.local):
     """The calls that a thread makes between torch's `_start_coalescing` and `_end_coalescing`; None outside of them."""
 
     works: list[Work] | None = None
+    generator: Any = None
+    """Behind the block of torch's `_coalescing_manager`: torch does not say when an exception ends one."""
 
 
 _TorchGroup: Any = dist.ProcessGroup  # whose overloads, one for each way that a call was ever made, nobody can match

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -64,12 +63,6 @@ class Options:
             raise ValueError(f'Options: the membership must be "elastic", "fixed" or "strict", not {self.membership!r}')
 
 
-class _Block(threading.local):
-    """The block of torch's `_coalescing_manager` that a thread is in: torch does not say when an exception ends one."""
-
-    generator: Any = None
-
-
 def _block_of_caller() -> Any:
     """Returns the generator behind the block that begins, or None if it is not known."""
     frame: FrameType | None = sys._getframe()
@@ -113,7 +106,6 @@ class ProcessGroup(PointToPoint):
         self._backward = _NO_BACKWARD
         self._backward_of_reducer = _NO_BACKWARD
         self._coalescing = Coalescing()
-        self._block = _Block()
         self._revision = 0
         self._living: Collection[UUID] | None = None  # when it was attached
         self._places: tuple[int, ...] = ()  # of a group of some members: their ranks in the group of all
@@ -326,16 +318,17 @@ class ProcessGroup(PointToPoint):
         self.barrier(None, timeout).wait()
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._coalescing.works, self._block.generator = [], _block_of_caller()
+        self._coalescing.works, self._coalescing.generator = [], _block_of_caller()
 
     def _end_coalescing(self, device: torch.device) -> Work:
-        begun, self._coalescing.works = self._coalescing.works or [], None
-        self._block.generator = None
+        begun = self._coalescing.works or []
+        self._coalescing.works = self._coalescing.generator = None
         return Work(self._completer, [work.as_call() for work in begun], self._timeout, [work.outcome for work in begun])
 
     def _work(self, *arguments: Any, **named: Any) -> Work:
-        if self._block.generator is not None and self._block.generator.gi_frame is None:  # an exception has ended the block
-            self._coalescing.works = self._block.generator = None
+        block = self._coalescing
+        if block.generator is not None and block.generator.gi_frame is None:  # an exception has ended the block
+            block.works = block.generator = None
         return super()._work(*arguments, **named)
 
     # ---- its end ----

@@ -33,15 +33,9 @@ class TreeError(ValueError):
     """A value that cannot be sent, or bytes that are no tree. The text names the place in the tree."""
 
 
-class _Allowed:
-    """The classes that `allow` has added, by class and by name."""
-
-    def __init__(self) -> None:
-        self.by_class: dict[type, tuple[str, Callable[[Any], Any]]] = {}
-        self.by_name: dict[str, Callable[[Any], Any]] = {}
-
-
-_allowed = _Allowed()
+_to_trees: dict[type, tuple[str, Callable[[Any], Any]]] = {}
+_from_trees: dict[str, Callable[[Any], Any]] = {}
+"""What `allow` has added, by class and by name."""
 
 
 def allow(
@@ -65,8 +59,8 @@ def allow(
         made.__dict__.update(tree)
         return made
 
-    _allowed.by_class[kind] = name, to_tree or (lambda value: dict(vars(value)))
-    _allowed.by_name[name] = from_tree or make
+    _to_trees[kind] = name, to_tree or (lambda value: dict(vars(value)))
+    _from_trees[name] = from_tree or make
 
 
 # ---- encode ----
@@ -134,8 +128,8 @@ class _Writer:
             return {"uuid": value.hex}
         if kind in (torch.dtype, torch.device):
             return {kind.__name__: str(value).removeprefix("torch.")}
-        if kind in _allowed.by_class:
-            name, to_tree = _allowed.by_class[kind]
+        if kind in _to_trees:
+            name, to_tree = _to_trees[kind]
             return {"object": [name, self.tree(to_tree(value), path, depth + 1)]}
         if kind.__module__ == "numpy":
             return self._numpy(value, path)
@@ -278,11 +272,11 @@ class _Reader:
 
     def object(self, content: Any, depth: int) -> Any:
         name, tree = content
-        if name not in _allowed.by_name:
+        if name not in _from_trees:
             raise TreeError(
                 f"another peer sent a {name}, which this process does not know; call pccl.state.allow() for that class"
             )
-        return _allowed.by_name[name](self.value(tree, depth + 1))
+        return _from_trees[name](self.value(tree, depth + 1))
 
 
 def _float(text: Any) -> float:

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -400,9 +400,8 @@ class Keeper:
                 for one in {id(one): one for one in (*(self.snapshots if attempt else ()), snapshot)}.values():
                     for name, memory in one.pieces.items():
                         holder.put(self._key(one, name), memory.fd, piece_info(one, name))
-                    layout = one.layout.encoded()
-                    with _file_of(layout) as fd:
-                        holder.put(f"layout/{one.layout.id}", fd, {"layout": one.layout.id})
+                    layout = Memory.of(one.layout.encoded())
+                    holder.put(f"layout/{one.layout.id}", layout.fd, {"layout": one.layout.id})
                 return
             except HolderError:
                 self.abandon()
@@ -444,15 +443,6 @@ def _pending(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Event, int] | N
     if device is None:
         return None
     return torch.accelerator.current_stream(device).record_event(), device.index or 0
-
-
-@contextlib.contextmanager
-def _file_of(content: bytes) -> Iterator[int]:
-    memory = Memory.of(content)
-    try:
-        yield memory.fd
-    finally:
-        memory.close()
 
 
 def host_name() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,7 +42,7 @@ class Stock:
             for name, memory in snapshot.pieces.items():
                 if (snapshot.id, name) not in keeper.unusable:
                     self.infos.append(piece_info(snapshot, name))
-                    self._places[snapshot.id, name] = functools.partial(_itself, memory)
+                    self._places[snapshot.id, name] = lambda memory=memory: memory  # type: ignore[misc]
         try:
             holder = keeper.holder(start=False)
             for kept in holder.kept() if holder is not None else []:
@@ -116,10 +115,6 @@ class Stock:
             return b"" if holder is None else Memory(holder.get(one.key), one.nbytes).bytes.numpy().tobytes()
         except (HolderError, KeyError, StopIteration):
             return b""
-
-
-def _itself(memory: Memory) -> Memory:
-    return memory
 
 
 class _Opened:
