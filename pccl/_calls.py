@@ -55,7 +55,6 @@ class Deadline:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def passed(self) -> bool:
-        """Whether no time is left."""
         return self._end is not None and time.monotonic() >= self._end
 
     def slice_ms(self) -> int:
@@ -66,7 +65,6 @@ class Deadline:
         return 0 if left <= 0 else min(SLICE_MS, int(left * 1000) + 1)
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps, but not beyond the deadline."""
         left = self.remaining()
         time.sleep(seconds if left is None else min(seconds, left))
 
@@ -135,7 +133,6 @@ class NativeHandle:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._closed
 
     @property

@@ -80,7 +80,6 @@ class CollectiveOp(OpTicket):
 
     @property
     def begun(self) -> bool:
-        """Whether it was launched."""
         return bool(self.c.kind)
 
     def launch(self) -> None:
@@ -153,7 +152,6 @@ class Call:
 
     @property
     def of_everyone(self) -> bool:
-        """Whether the caller has named no group."""
         return isinstance(self.group, Everyone)
 
     def make_private(self, pool: RoomPool) -> None:
@@ -166,7 +164,6 @@ class Call:
                 self.arguments[name] = buffer.pointer
 
     def end(self, pool: RoomPool) -> None:
-        """Gives private memory back, once the collective has ended."""
         for buffer in (self.loads, self.stores):
             if buffer is not None:
                 buffer.end(pool)
@@ -226,7 +223,6 @@ class Tags:
 
     @classmethod
     def of(cls, numbered: str, members: Sequence[UUID], tag: int | None, number: int) -> int:
-        """The tag in the library."""
         from hashlib import blake2b
 
         text = f"{numbered} {tag}".encode() + b"".join(member.bytes for member in members)

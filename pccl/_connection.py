@@ -348,7 +348,6 @@ class Connection(Membership):
         self._connect_once(deadline)
 
     def _resolve(self, endpoint: Endpoint, deadline: Deadline) -> list[IP]:
-        """Returns the addresses of a master that this peer may talk to."""
         try:
             addresses = resolve(endpoint, deadline)
         except TimeoutError as error:

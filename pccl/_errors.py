@@ -288,7 +288,6 @@ def last_detail() -> str:
 
 
 def error_for(result: int, func_name: str, detail: str = "") -> PCCLError:
-    """Returns the exception for a code other than success."""
     kind, meaning = _CODES.get(result, (PCCLError, ""))
     return kind(Result(result), func_name, detail or meaning)
 

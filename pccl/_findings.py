@@ -168,7 +168,6 @@ class _Edge:
 
     @property
     def loss(self) -> float:
-        """Fraction of segments sent again."""
         segments = self.report.segments
         return min(self.report.retransmits / segments, 1.0) if segments >= SEGMENTS_LEAST else 0.0
 

@@ -92,7 +92,6 @@ def check_known(pointer: int, numel: int, role: str) -> None:
 
 
 def torch_stream(tensor: Any) -> int:
-    """The current stream of a torch tensor's GPU."""
     return int(sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream)
 
 

@@ -139,7 +139,6 @@ class Holder:
             self._ask({"do": "drop", "key": key})
 
     def kept(self) -> list[Kept]:
-        """All that is kept, of all processes."""
         fd = self._ask({"do": "list"})
         assert fd is not None
         with os.fdopen(fd, "rb") as file:
@@ -154,7 +153,6 @@ class Holder:
         return fd
 
     def close(self) -> None:
-        """Closes the connection; what is kept stays."""
         self._end.close()
 
     def _ask(self, request: dict[str, Any], fd: int | None = None) -> int | None:

@@ -38,7 +38,6 @@ def secret_id(secret: bytes) -> str:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Returns the fingerprint of a public key, 16 hexadecimal digits."""
     return hashlib.sha256(b"pccl public 1" + public_key).hexdigest()[:16]
 
 
@@ -63,7 +62,6 @@ class Keys:
         return Keys(tuple(derived_secret(secret, run) for secret in self.secrets), self.master_public, run=run)
 
     def text(self, role: str) -> str:
-        """Returns the content of the file of a role."""
         which = f"run {self.run}" if self.run else "the run"
         lines = [f"pccl-keys 1 {role}", f"# Whoever has this file can act as a {role} of {which}. Keep it secret."]
         if self.run:

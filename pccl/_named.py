@@ -118,11 +118,9 @@ class CollectiveHandle(Handle[CollectiveInfo]):
             hold_stream(self._comm._handle, op.tag, stream, self._call.arguments["stream"], "wait_stream")
 
     def note_input(self) -> None:
-        """Takes the digest of the input. Called when a call times out."""
         self._input = self._input or self._call.input_digest()
 
     def check_input(self) -> None:
-        """Raises UsageError if the input changed since the call timed out."""
         if self._input is not None and not self._ended:
             self._input.check(self._call.kind.name.lower())
 
@@ -234,7 +232,6 @@ class NamedCollectives(Connection):
     """
 
     def close(self) -> None:
-        """Leaves the run, see `Communicator.close`."""
         super().close()
         self._cut_short.clear()
 

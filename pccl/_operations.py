@@ -45,7 +45,6 @@ class OpTicket(Ticket):
 
     @property
     def ended(self) -> bool:
-        """Whether its end is known here."""
         return bool(self.c.result != TIMED_OUT)
 
     @property

@@ -109,7 +109,6 @@ class Buffer:
         self.parts = ranges
 
     def end(self, pool: RoomPool) -> None:
-        """Gives private memory back, once the operation has ended."""
         room, self.room = self.room, None
         if room is not None:
             self.parts = []  # nothing is copied out of it any more
@@ -151,12 +150,10 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
 
 
 def check_alike(send: Buffer, recv: Buffer) -> None:
-    """They are of one type."""
     require(send.dtype is recv.dtype, f"send is {send.dtype.name} and recv {recv.dtype.name}; the types must be equal")
 
 
 def check_size(send: Buffer, recv: Buffer) -> None:
-    """They have the same number of elements."""
     require(send.numel == recv.numel, f"send has {send.numel} elements and recv {recv.numel}; the sizes must be equal")
 
 

@@ -219,7 +219,6 @@ class Fleet:
         return bool(ready)
 
     def kill(self) -> None:
-        """Kills all processes."""
         for process in self.processes:
             (process.signal_group if self._whole_groups else process.signal)(signal.SIGKILL)
 
@@ -252,7 +251,6 @@ def end_children(besides: Iterable[int]) -> None:
 
 
 def children() -> set[int]:
-    """Returns the ids of the children of this process."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):

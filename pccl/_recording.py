@@ -149,7 +149,6 @@ class Recording:
 
     @property
     def short(self) -> str:
-        """The beginning of the uuid."""
         return self.uuid.hex[:8]
 
     @property

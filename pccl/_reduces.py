@@ -163,7 +163,6 @@ class Op(OpTicket):
             self._input = InputDigest([(send, self._bytes)])
 
     def check_input(self) -> None:
-        """Raises UsageError if the input changed since the call timed out."""
         if self._input is not None and self.in_flight:
             self._input.check(self.name)
 
@@ -218,7 +217,6 @@ class Op(OpTicket):
             raise
 
     def info(self) -> ReduceInfo:
-        """What it has moved, after a success."""
         return reduce_info(self.c.info, self._contributors)
 
 
@@ -258,7 +256,6 @@ class Multi(Ticket):
             self._input = InputDigest(map(_input_of, self._descriptors))
 
     def check_input(self) -> None:
-        """Raises UsageError if the inputs changed since the call timed out."""
         if self._input is not None and self.in_flight:
             self._input.check(self.name)
 
@@ -301,7 +298,6 @@ def op_arguments(descriptor: ReduceOpDescriptor) -> OpArguments:
 
 
 def reduce_info(c_info: Any, who: tuple[Contributors, ...] = ()) -> ReduceInfo:
-    """From a `pcclReduceInfo_t`."""
     return ReduceInfo(c_info.local_world_size, c_info.tx_bytes, c_info.rx_bytes, contributors=who)
 
 

@@ -57,7 +57,6 @@ class Spans:
     """Makes the spans of one communicator."""
 
     def __init__(self, path: str) -> None:
-        """`path`: of its recorder."""
         from opentelemetry import trace
 
         self._trace = trace
@@ -82,7 +81,6 @@ class Spans:
             self.look()
 
     def look(self) -> None:
-        """Makes spans of what is new in the recorder."""
         with self._one:
             try:
                 recording = _recording.read(self._path)

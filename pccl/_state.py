@@ -224,7 +224,6 @@ class SyncProgress:
 
 
 def sync_report(handle: NativeHandle) -> Any:
-    """The `pccl_sync_report` of a communicator."""
     out = _ffi.new("struct pccl_sync_report *")
     call(handle, "pccl_ext_sync_report", out, name="pcclSynchronizeSharedState")
     return out

@@ -123,7 +123,6 @@ class Child:
 
     @classmethod
     def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> Child:
-        """Starts it."""
         told, tells = os.pipe()
         environment = {**environment, "PCCL_SUPERVISED": "1", PIPE_VARIABLE: str(tells)}
         environment[LEFT_STATUS_VARIABLE] = str(LEFT_STATUS)

@@ -95,7 +95,6 @@ class RoomPool:
         self._rooms: list[Room] = []
 
     def take(self, size: int) -> Room:
-        """Returns a room of at least `size` bytes."""
         with self._lock:
             fits = [room for room in self._rooms if room.size >= size]
             if fits and size >= self.LEAST:
@@ -297,7 +296,6 @@ def plain_memory(tensor: Any, role: str) -> tuple[int, int, DataType] | None:
 
 
 def torch_buffers(send: Any, recv: Any) -> Buffers:
-    """The memory of two torch tensors."""
     for name, tensor in (("send", send), ("recv", recv)):
         if not is_torch_tensor(tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
@@ -308,7 +306,6 @@ def torch_buffers(send: Any, recv: Any) -> Buffers:
 
 
 def numpy_buffers(send: Any, recv: Any) -> Buffers:
-    """The memory of two numpy arrays."""
     if not is_numpy_array(recv):
         raise TypeError(f"recv must be a numpy.ndarray, not {type(recv).__name__}")
     if not recv.flags.writeable:

@@ -20,7 +20,6 @@ def register() -> None:
 
 
 def warn_if_untested(version: str) -> None:
-    """Warns if the tests do not run with this version of torch."""
     if ".".join(version.split(".")[:2]) not in TESTED:
         import warnings
 

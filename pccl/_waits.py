@@ -36,7 +36,6 @@ class WaitLog:
         self._next = self._began + FIRST_SECONDS
 
     def is_due(self) -> bool:
-        """Whether `tell` would log."""
         return time.monotonic() >= self._next
 
     def tell(self, text: str) -> None:

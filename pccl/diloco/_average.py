@@ -236,7 +236,6 @@ class _Sparse:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether no value is a NaN or an infinity."""
     return values.numel() == 0 or all(math.isfinite(float(one)) for one in torch.aminmax(values))
 
 

@@ -554,7 +554,6 @@ class Trainer(ABC):
             one.sync(self.communicator)
 
     def _report(self, averaged: Averaged, meeting: Meeting, *, began: float, reduce_seconds: float, meet_seconds: float) -> Round:
-        """What an outer step has done that began at a moment of the monotonic clock, and ends now."""
         return Round(
             outer_step=self.outer_step,
             inner_steps=self._inner_steps,
@@ -571,7 +570,6 @@ class Trainer(ABC):
         )
 
     def _own_weight(self) -> float | None:
-        """For the next average."""
         if self._weight is None:
             return None
         return _checked("weight", self._weight() if callable(self._weight) else self._weight)
@@ -599,5 +597,4 @@ def _value_of(name: str, given: Setting, outer_step: int) -> float:
 
 
 def _storage(parameter: Tensor) -> int:
-    """The address of its memory."""
     return local_memory(parameter).untyped_storage().data_ptr()

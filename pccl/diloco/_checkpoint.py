@@ -62,7 +62,6 @@ def load_model_state(model: nn.Module, told: Mapping[str, Any]) -> None:
 
 
 def user_state(state: State) -> dict[str, Any]:
-    """The user's part of the state."""
     return {
         "values": dict(state._shared._tensors),
         "objects": {name: object_state(value) for name, value in state.objects.items()},
@@ -81,7 +80,6 @@ def require_user_state(state: State, told: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def load_user_state(state: State, told: Mapping[str, Any]) -> None:
-    """Loads what `user_state` returned."""
     for name, value in state.objects.items():
         load_object_state(value, told["objects"][name], f"object {name!r} of the state")
     for name, value in state._shared._tensors.items():
@@ -89,7 +87,6 @@ def load_user_state(state: State, told: Mapping[str, Any]) -> None:
 
 
 def residuals(averagers: list[Averager]) -> list[dict[str, Any]]:
-    """What compression has left out so far."""
     return [{"left out": one.residual, "weight": one.residual_weight} for one in averagers]
 
 

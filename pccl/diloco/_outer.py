@@ -214,7 +214,6 @@ class Outer:
             self._wait_for_copies()
 
     def from_host(self) -> None:
-        """The other way round."""
         if self.device.type != "cpu":
             self.parameters.copy_(self.host_parameters)
             self.momentum.copy_(self.host_momentum)

@@ -49,7 +49,6 @@ class State(MutableMapping[str, Any]):
             one.seal()
 
     def entries(self) -> Iterator[TensorInfo]:
-        """Those that are shared."""
         for name, tensor in self._shared._tensors.items():
             make = TensorInfo.from_torch if isinstance(tensor, Tensor) else TensorInfo.from_numpy
             yield make(tensor, f"state/{name}")
@@ -87,11 +86,9 @@ class Welcome:
         encode({"objects": self._objects()})  # what cannot be packed is an error here, not when somebody joins
 
     def frozen(self) -> Entries:
-        """The frozen parameters, which all members hold alike."""
         return Entries(frozen_parameters(self._model))
 
     def buffers(self) -> Entries:
-        """The buffers, which are each member's own."""
         return Entries(buffers(self._model))
 
     def give(self, *, early: bool = False) -> bytes:
@@ -117,7 +114,6 @@ class Welcome:
 
 
 def digest(entries: Entries) -> str:
-    """The hash of the content of all tensors."""
     return "" if entries.state is None else entries.state.hash()
 
 
@@ -127,7 +123,6 @@ def frozen_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers by name; of sharded ones the shard of this process."""
     return {name.replace(COMPILED, ""): _local(one) for name, one in model.named_buffers()}
 
 

@@ -35,7 +35,6 @@ class Fragment:
 
     @property
     def names(self) -> list[str]:
-        """Of the parameters."""
         return [part.name for part in self.outer.parts]
 
 

@@ -206,7 +206,6 @@ class Arguments(_TorchGroup):  # type: ignore[misc]
             self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(other)}")
 
     def _split(self, name: str, role: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-        """The number of elements for each rank."""
         size = self._launcher.view.size
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:

@@ -46,7 +46,6 @@ def run_program(arguments: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs a script, or with -m a module, with pccl in the place of a backend."""
     name, *arguments = arguments
     take_the_place_of(name)
     run_program(arguments)

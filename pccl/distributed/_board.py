@@ -217,7 +217,6 @@ class Board:
         return [self.read(name, rank, rank) for rank in range(self.world_size)]
 
     def tell(self, name: str, number: int, text: str) -> None:
-        """Writes a text that all ranks can read."""
         key = _key(self._attempt, name, number)
         self._told[key] = text
         try:

@@ -148,7 +148,6 @@ def _warn_without_supervisor(rank: int) -> None:
 
 
 def _restarted() -> bool:
-    """Whether torchrun has started the processes of this job anew."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 

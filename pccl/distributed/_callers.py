@@ -88,12 +88,10 @@ def torch_distributed(frame: FrameType | None) -> bool:
 
 
 def torch_all_reduce(frame: FrameType | None) -> bool:
-    """Whether an all-reduce comes through torch.distributed.all_reduce."""
     return frame is not None and frame.f_code is _ALL_REDUCE
 
 
 def program(frame: FrameType | None) -> bool:
-    """Whether a broadcast comes from a program, through torch.distributed.broadcast."""
     return frame is not None and frame.f_code is _BROADCAST
 
 

@@ -83,7 +83,6 @@ class Followed:
         self.done = call.done
 
     def wait(self, timeout: float | None) -> None:
-        """Waits for the call, and does the rest."""
         self._call.wait(timeout)
         finish, self._finish = self._finish, None
         if finish is not None:
@@ -91,7 +90,6 @@ class Followed:
 
     @property
     def origin(self) -> Origin | None:
-        """That of the call."""
         return self._call.origin
 
 
@@ -153,7 +151,6 @@ class Guard:
         self.tags: tuple[int, ...] = ()
 
     def lost(self) -> frozenset[UUID]:
-        """Those of the members who are lost."""
         return self.members.difference(self._communicator.members)
 
     def is_broken(self) -> bool:
@@ -311,7 +308,6 @@ class CoreCall:
 
     @property
     def origin(self) -> Origin | None:
-        """That of calls in callbacks of its future."""
         return None if self._number is None else (self._losses.seed, self._number)
 
     def done(self) -> bool:

@@ -55,7 +55,6 @@ def on_change(callback: Callable[[Change], None]) -> Callable[[], None]:
 
 
 def tell(change: Change) -> None:
-    """Calls the callbacks."""
     if change.lost:
         lost = ", ".join(peer_label(change.names.get(one, ""), one) for one in change.lost)
         living = change.world_size - len(change.lost_ranks)

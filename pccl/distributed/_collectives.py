@@ -86,7 +86,6 @@ class Collectives(Arguments):
 
     @announced
     def allreduce(self, tensors: OneOrMore, opts: Any = None, timeout: Limit = None) -> Work:
-        """Reduces tensors in place, on all members."""
         tensors = listed(tensors)
         divisor = None
         frame = _callers.caller()
@@ -106,7 +105,6 @@ class Collectives(Arguments):
 
     @announced
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        """As `allreduce`, of all tensors of one type at once."""
         calls = self._all_reduce(tensors, opts, None, whole=self._needs_all(_callers.caller()))
         return self._work(calls, opts, None, tensors)
 
@@ -157,7 +155,6 @@ class Collectives(Arguments):
 
     @announced
     def reduce(self, tensors: OneOrMore, opts: Any = None, op: Any = None, timeout: Limit = None) -> Work:
-        """Reduces a tensor into that of the root."""
         (tensor,) = listed(tensors)
         root = self._root("reduce", opts)
         asked = reduce_op(opts if op is None and not isinstance(opts, int) else op)
@@ -195,12 +192,10 @@ class Collectives(Arguments):
 
     @announced
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
-        """Reduces a tensor, of which each member gets an equal part."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     @announced
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """As `reduce_scatter_single`, of several tensors."""
         name = "reduce_scatter_tensor"
         self._launcher.plan(len(outputs))
         self._require_all(name)
@@ -221,7 +216,6 @@ class Collectives(Arguments):
 
     @announced
     def broadcast(self, tensors: OneOrMore, opts: Any = None, timeout: Limit = None) -> Work:
-        """Brings the tensors of the root to all members."""
         tensors = listed(tensors)
         frame = _callers.caller()
         by_program = _callers.program(frame)
@@ -261,7 +255,6 @@ class Collectives(Arguments):
 
     @announced
     def gather(self, output_tensors: Lists, input_tensors: OneOrMore, opts: Any = None, timeout: Limit = None) -> Work:
-        """Brings the tensors of all members, of one size, to the root."""
         name = "gather"
         (input,) = listed(input_tensors)
         root = self._root(name, opts)
@@ -277,7 +270,6 @@ class Collectives(Arguments):
 
     @announced
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None, timeout: Limit = None) -> Work:
-        """As `gather`, into one tensor of the root."""
         name = "gather_single"
         root = self._root(name, opts)
         at_root = self._launcher.view.rank == root
@@ -310,7 +302,6 @@ class Collectives(Arguments):
 
     @announced
     def scatter(self, output_tensors: OneOrMore, input_tensors: Lists, opts: Any = None, timeout: Limit = None) -> Work:
-        """Brings a list of tensors of one size from the root, each to the member at its place."""
         name = "scatter"
         (output,) = listed(output_tensors)
         root = self._root(name, opts)
@@ -345,7 +336,6 @@ class Collectives(Arguments):
 
     @announced
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
-        """As `allgather`, of several tensors: `output_lists` has for each rank all that it gives."""
         self._launcher.plan(len(input_list))
         by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
         return self._all_gather(by_input, input_list, opts, None, output_lists)
@@ -364,12 +354,10 @@ class Collectives(Arguments):
 
     @announced
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
-        """Brings the tensors of all members, of one size, into one tensor on all of them."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
     @announced
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """As `all_gather_single`, of several tensors."""
         name = "all_gather_into_tensor"
         with self._begun(len(inputs)) as calls:
             self._check_whole(name, "output", outputs, "input", inputs)
@@ -449,7 +437,6 @@ class Collectives(Arguments):
 
     @announced
     def barrier(self, opts: Any = None, timeout: Limit = None) -> Work:
-        """Ends when all members have called it."""
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         call = self._launcher.launch(Collective.BARRIER, "barrier", dtype=DataType.UINT8)

@@ -27,7 +27,6 @@ class Future(torch.futures.Future[Any]):
         self._callbacks = 0
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
-        """As torch's."""
         origin = self._next_origin()
         following = Future(origin, self._devices)
 
@@ -44,7 +43,6 @@ class Future(torch.futures.Future[Any]):
         return following
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """As torch's."""
         origin = self._next_origin()
 
         def run(_: Any) -> None:

@@ -121,7 +121,6 @@ class ProcessGroup(PointToPoint):
         return self._seen().rank
 
     def getRank(self) -> int:  # noqa: N802 - what C++ calls
-        """As `rank`."""
         return self._seen().rank
 
     def size(self) -> int:
@@ -162,7 +161,6 @@ class ProcessGroup(PointToPoint):
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator that carries the calls."""
         return self._launcher.communicator
 
     @property
@@ -250,7 +248,6 @@ class ProcessGroup(PointToPoint):
     # ---- what torch asks of it by name ----
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """The name of the backend."""
         return "pccl"
 
     name = _get_backend_name = getBackendName
@@ -263,12 +260,10 @@ class ProcessGroup(PointToPoint):
 
     @property
     def group_name(self) -> str:
-        """torch's name of the group."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """torch's description of the group."""
         return self._desc
 
     @property
@@ -299,7 +294,6 @@ class ProcessGroup(PointToPoint):
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the limit of calls that are given none."""
         self._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout

@@ -94,7 +94,6 @@ class Launcher(Losses):
 
     @property
     def number(self) -> int:
-        """The number of the last call."""
         return self._number
 
     def plan(self, calls: int) -> int:
@@ -108,7 +107,6 @@ class Launcher(Losses):
         return max(0, making.planned - made)
 
     def next_number(self) -> int:
-        """The number of a new call."""
         if making.origin is not None:
             making.calls += 1
             return digest(*making.origin, making.calls)

@@ -113,7 +113,6 @@ class _Meshes:
         return self._made[old]
 
     def find(self, old: DeviceMesh) -> DeviceMesh | None:
-        """Returns the new mesh of an old one that has one."""
         self.note(old)
         return self._made.get(old)
 
@@ -271,7 +270,6 @@ def _after_forward(state: Any, group: Any, size: int) -> tuple[int | None, bool 
 
 
 def _remove_hooks(group: Any) -> None:
-    """Removes the hooks for state dicts of an FSDPParamGroup."""
     for one in group.fsdp_params:
         one._post_load_hook_handle.remove()
     for hooks in (group._module_to_pre_save_state_dict_hook_handle, group._module_to_pre_load_state_dict_hook_handle):

@@ -120,7 +120,6 @@ class Sharded:
         return self._keeper is None or self._keeper.settle()
 
     def close(self) -> None:
-        """Drops the snapshots of this process."""
         if self._keeper is not None:
             self._keeper.close()
 

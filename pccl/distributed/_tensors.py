@@ -200,7 +200,6 @@ class _Pool:
         return torch.empty(size, dtype=torch.uint8).view(dtype)
 
     def give(self, memory: torch.Tensor) -> None:
-        """Keeps memory that was taken, up to a limit."""
         if memory.nbytes < POOLED_LEAST or not memory.is_cpu:
             return
         whole = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage())

@@ -154,7 +154,6 @@ class Work(dist.Work):
         return _Part(self)
 
     def devices(self) -> list[int | str | torch.device]:
-        """The devices, other than the CPU, of the tensors of the result."""
         return [*{tensor.device for tensor in _tensors(self.outcome) if not tensor.is_cpu}]
 
     def is_completed(self) -> bool:
@@ -172,16 +171,13 @@ class Work(dist.Work):
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors of the result."""
         self.wait()
         return _tensors(self.outcome)
 
     def synchronize(self) -> None:
-        """As `wait`."""
         self.wait()
 
     def source_rank(self) -> int:
-        """The rank in the group that a receive from any source has received from; -1 for other calls."""
         return -1
 
     _source_rank = source_rank

@@ -9,7 +9,6 @@ from pccl.distributed._as import run_program
 
 
 def main(arguments: list[str]) -> None:
-    """Runs a script, or with -m a module."""
     name, *arguments = arguments
     importlib.import_module(f"pccl.integrations.{name}").adapt()
     run_program(arguments)

@@ -169,7 +169,6 @@ class _Rest:
 
 
 def _in_this_process(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Returns a copy without workers."""
     made = copy.copy(loader)
     made.__dict__.update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0)
     return made

@@ -300,7 +300,6 @@ class Replay:
             state["found_inf_per_device"] = {device: torch.full((), value, dtype=torch.float32, device=device)}
 
     def end(self) -> None:
-        """At the end of the process."""
         if self._target is not None:
             text = "its control flow depends on more than the number of steps"
             _log.error("the script ended at step %d of %d while it caught up: %s", self.steps, self._target, text)

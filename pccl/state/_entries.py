@@ -54,7 +54,6 @@ class Entries:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors, by name."""
         return self._tensors
 
     def fitted(self, told: Mapping[str, Any], *, copy: bool = False) -> Entries:

@@ -86,7 +86,6 @@ class MemoryWriter(StorageWriter):
         raise TypeError("MemoryWriter works in the process that trains: use async_save with AsyncCheckpointerType.THREAD")
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Names the next checkpoint."""
         self._id = None if checkpoint_id is None else os.fspath(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -185,7 +184,6 @@ class MemoryReader(StorageReader):
         self._names: dict[MetadataIndex, str] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Names the checkpoint that is wanted."""
         self._id = None if checkpoint_id is None else os.fspath(checkpoint_id)
 
     def read_metadata(self, *_args: Any, **_more: Any) -> Metadata:
@@ -219,16 +217,13 @@ class MemoryReader(StorageReader):
         return content.metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raises what `read_metadata` has met."""
         if self._failure is not None:
             raise self._failure
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As it is."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -383,7 +378,6 @@ def _tensor(data: torch.Tensor | io.BytesIO) -> torch.Tensor:
 
 
 def _around(one: Box, other: Box) -> Box:
-    """The smallest box around two."""
     offset = tuple(map(min, one.offset, other.offset))
     ends = [max(a + n, b + m) for a, n, b, m in zip(one.offset, one.shape, other.offset, other.shape, strict=True)]
     return Box(offset, tuple(end - begin for begin, end in zip(offset, ends, strict=True)))

@@ -133,7 +133,6 @@ def _like(old: Any, value: float) -> Any:
 
 
 def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by the names of their entries."""
     found = {f"parameter/{name}": parameter.detach() for name, parameter in module.named_parameters()}
     return found | {f"buffer/{name}": buffer for name, buffer in module.named_buffers()}
 

@@ -35,7 +35,6 @@ class Box(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
         return math.prod(self.shape)
 
     def meet(self, other: Box) -> Box | None:
@@ -76,7 +75,6 @@ class Slice(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size in an image."""
         return self.box.numel * self.itemsize
 
 

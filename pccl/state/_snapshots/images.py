@@ -64,7 +64,6 @@ class Memory:
 
     @classmethod
     def of(cls, content: bytes) -> Self:
-        """These bytes."""
         made = cls.new(len(content))
         if content:
             made.bytes.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
@@ -87,7 +86,6 @@ class Memory:
 
 
 def slice_of(image: torch.Tensor, offset: int, part: Slice) -> torch.Tensor:
-    """A slice in an image, as a tensor of its data type and shape."""
     dtype = DTYPES[part.dtype]
     return image[offset : offset + part.nbytes].view(dtype).view(part.box.shape)
 
@@ -145,7 +143,6 @@ def _seed(name: str) -> int:
 
 
 def hash_image(shards: ShardMap, image: torch.Tensor, names: list[str]) -> Sum:
-    """The hash of the slices of these names in an image."""
     offsets, _ = image_offsets(shards)
     total = Sum(0, 0)
     for name in names:

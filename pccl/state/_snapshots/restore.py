@@ -181,7 +181,6 @@ class Fetch(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of all ranges."""
         return sum(end - begin for begin, end in self.ranges)
 
 

@@ -65,7 +65,6 @@ class Layout:
         self.id = hashlib.blake2b(self.encoded(), digest_size=7).hexdigest()
 
     def encoded(self) -> bytes:
-        """As a tree."""
         maps = [shards_tree(shards) for shards in self.maps]
         return bytes(encode({"hosts": self.hosts, "maps": maps, "redundancy": list(self.redundancy)}))
 
@@ -84,11 +83,9 @@ class Layout:
             raise TreeError(f"the layout of a snapshot is malformed: {error}") from None
 
     def unit(self, stripe: int) -> int:
-        """The bytes of each unit of a stripe."""
         return unit_bytes(self.sizes, self.placement, self.placement.stripes[stripe], ALIGN)
 
     def has(self, piece: PieceName) -> bool:
-        """Whether it is a piece of a snapshot of this layout."""
         if piece.kind != "parity":
             return piece.place < len(self.maps)
         stripes = self.placement.stripes
@@ -137,7 +134,6 @@ class Snapshot:
 
     @property
     def order(self) -> Order:
-        """The greater, the newer."""
         return self.era, self.step
 
 

@@ -125,7 +125,6 @@ class Talk:
         self._comm.close()
 
     def wait(self, op: CollectiveOp) -> None:
-        """Waits for the end of an op."""
         try:
             try:
                 op.wait(self._timeout)

@@ -37,7 +37,6 @@ def snapshot(
     part: str | None,
     timeout: float | None,
 ) -> None:
-    """Begins a snapshot; see Communicator.snapshot."""
     vault, problem = _vault(comm, snapshots, timeout)
     redundancy = vault.snapshots.redundancy
     wanted = redundancy.data << 10 | redundancy.parity
@@ -60,13 +59,11 @@ def snapshot(
 
 
 def wait(comm: Communicator) -> bool:
-    """Waits for a snapshot under way; see Communicator.wait_for_snapshot."""
     vault: Vault | None = comm._vaults.get(_TOPIC)
     return vault is not None and vault.settle()
 
 
 def drop(comm: Communicator, snapshots: Snapshots | None) -> None:
-    """Drops all snapshots; see Communicator.drop_snapshots."""
     is_new = _TOPIC not in comm._vaults
     vault_of(comm, snapshots, _TOPIC).drop()
     if is_new:  # whose settings bind no later call
@@ -82,7 +79,6 @@ def restore(
     part: str | None,
     timeout: float | None,
 ) -> Restored | None:
-    """Restores the newest snapshot; see Communicator.restore."""
     vault, problem = _vault(comm, snapshots, timeout)
     tensors: dict[str, torch.Tensor] = {}
     known: ShardMap = {}

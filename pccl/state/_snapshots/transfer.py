@@ -266,21 +266,17 @@ class _Window:
             self._talk.wait(self._ops.pop(0))
 
     def receive(self, source: int, name: str, into: torch.Tensor) -> None:
-        """Receives, without waiting."""
         self._ops.append(self._talk.recv(source, name, into))
 
     def drain(self) -> None:
-        """Waits for all."""
         while self._ops:
             self._talk.wait(self._ops.pop(0))
 
     def forget(self) -> None:
-        """Waits for all, whose other side is lost."""
         self._talk.forget(self._ops)
         self._ops = []
 
     def give_up(self) -> None:
-        """Ends all."""
         self._talk.give_up(self._ops)
         self._ops = []
 

@@ -107,7 +107,6 @@ class Vault:
             return self.keeper.report.complete if self._busy() else self.keeper.settle()
 
     def drop(self) -> None:
-        """Drops all that this process has kept, also at the holder."""
         self.settle()
         with self._changed:
             self._changed.wait_for(lambda: not self._restoring)
