@@ -22,7 +22,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from pccl._master import RunState, run_state
 from pccl._processes import ENDING, SUPERVISED, how_ended, prepare_child
@@ -59,10 +58,10 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
     while True:
         child = child or Child.start(command, environment)
         child.wait()
-        told = child.told()
-        masters, keys = told.masters or masters, told.keys or keys
-        joined_in_vain = joins and not told.joined and child.status > 0
-        left = told.left and child.status == LEFT_STATUS
+        child.close()
+        masters, keys = child.masters or masters, child.keys or keys
+        joined_in_vain = joins and not child.joined and child.status > 0
+        left = child.left and child.status == LEFT_STATUS
         if left and child.asked:
             return _leave()
         if child.status == 0 or child.asked or not (left or child.status < 0 or child.stopped or joined_in_vain):
@@ -90,19 +89,6 @@ def _leave() -> int:
     return left_status()
 
 
-class Told(NamedTuple):
-    """What a program has told its supervisor."""
-
-    masters: str
-    """The masters of its run; "": it was in none."""
-    keys: str
-    """The file of the keys that its job has made; "": none."""
-    joined: bool
-    """Whether it has joined the run."""
-    left: bool
-    """Whether it has left it in order."""
-
-
 class Child:
     """The program as a process; `pipe` is where it tells the masters of its run, and that it has joined it."""
 
@@ -111,10 +97,14 @@ class Child:
         self._told = pipe
         os.set_blocking(pipe, False)
         self._rest = b""
-        self._masters = ""
-        self._keys = ""
-        self._joined = False
-        self._left = False
+        self.masters = ""
+        """Of its run; "": it was in none."""
+        self.keys = ""
+        """The file of the keys that its job has made; "": none."""
+        self.joined = False
+        """Whether it has joined the run."""
+        self.left = False
+        """Whether it has left it in order."""
         self.status = 0
         self.asked = False
         """Whether it was asked to end."""
@@ -172,12 +162,11 @@ class Child:
                     _say("was stopped; the others continue without it if that lasts")
                 self.stopped = True
 
-    def told(self) -> Told:
-        """What it has told, once it has ended."""
+    def close(self) -> None:
+        """Takes the rest of what it has told, once it has ended."""
         self._read()
         self._take(self._rest)  # a word without an end of line
         os.close(self._told)
-        return Told(self._masters, self._keys, self._joined, self._left)
 
     def _read(self) -> None:
         """Takes what it has told since the last call. Only the newest masters count."""
@@ -194,13 +183,13 @@ class Child:
 
     def _take(self, word: bytes) -> None:
         if word == JOINED.encode():
-            self._joined = True
+            self.joined = True
         elif word == LEFT.encode():
-            self._left = True
+            self.left = True
         elif word.startswith(KEYS.encode()):
-            self._keys = os.fsdecode(word.removeprefix(KEYS.encode()))
+            self.keys = os.fsdecode(word.removeprefix(KEYS.encode()))
         elif word:
-            self._masters = word.decode()
+            self.masters = word.decode()
 
 
 def joining(environment: Mapping[str, str], masters: str, keys: str = "") -> dict[str, str]:

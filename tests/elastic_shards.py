@@ -200,7 +200,7 @@ class Member:
     def holder(self) -> int:
         """The process that keeps this one's memory."""
         self.run.wait_for_snapshot()
-        keeper: Any = self.run._sharded._keeper
+        keeper: Any = self.run._sharded.keeper
         return int.from_bytes(keeper._holder._end.getsockopt(1, 17, 4), "little")
 
     def leave(self) -> None:

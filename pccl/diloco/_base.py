@@ -285,7 +285,8 @@ class Trainer(ABC):
             self.inner_optimizer.load_state_dict(copy.deepcopy(state["inner_optimizer"]))
         _checkpoint.load_user_state(self.state, state["state"])
         _checkpoint.load_model_state(self.model, state["model"])
-        _checkpoint.load_tensors(outer, state["outer"], "outer state")
+        for name, tensor in outer.items():
+            tensor.copy_(state["outer"][name])
         self._outer_state._restore()
         for place, name in enumerate(SETTINGS):
             own, saved = float(self._settings[place]), state["settings"][name]

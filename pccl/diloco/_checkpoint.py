@@ -24,13 +24,6 @@ def outer_tensors(state: SharedState, without: str) -> dict[str, torch.Tensor]:
     return {info.name: info._owner for info in state._tensor_infos if info.name != without}
 
 
-def load_tensors(own: Mapping[str, torch.Tensor], told: Mapping[str, torch.Tensor], what: str) -> None:
-    """Copies the tensors of a checkpoint to those of the same names. ValueError: `require_same` does not hold."""
-    require_same(own, told, what)
-    for name, tensor in own.items():
-        tensor.copy_(told[name])
-
-
 def require_same(own: Mapping[str, torch.Tensor], told: Mapping[str, torch.Tensor], what: str) -> None:
     """ValueError names the first tensor that has another name, shape or data type in the checkpoint."""
     _require_names(own, told, what)

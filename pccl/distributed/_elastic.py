@@ -27,6 +27,7 @@ from pccl.state._module import require_same_names
 from pccl.state._objects import has_state, load_object_state, object_state
 from pccl.state._parity import require_policy
 from pccl.state._snapshots.config import Snapshots
+from pccl.state._snapshots.keeper import Keeper
 from pccl.state._snapshots.snapshot import Report as SnapshotReport
 
 _Result = TypeVar("_Result")
@@ -174,7 +175,7 @@ class Elastic:
     @property
     def snapshot_report(self) -> SnapshotReport | None:
         """What the last snapshot has cost this member; None: there are no snapshots."""
-        return None if self._sharded is None else self._sharded.report
+        return None if self._keeper is None else self._keeper.report
 
     @property
     def last_restore(self) -> Restored | None:
@@ -183,18 +184,22 @@ class Elastic:
 
     def wait_for_snapshot(self) -> bool:
         """Waits for the end of a snapshot under way. Whether the last one is complete on all members; True without snapshots."""
-        return self._sharded is None or self._sharded.settle()
+        return self._keeper is None or self._keeper.settle()
 
     def fence(self) -> None:
         """Waits until a snapshot under way has copied the tensors. Optimizers do so by themselves; anything else that changes
         parameters must call it before."""
-        if self._sharded is not None:
-            self._sharded.fence()
+        if self._keeper is not None:
+            self._keeper.fence()
 
     def close(self) -> None:
         """Drops the snapshots of this process, at the end of the training; a process that ends without it leaves them."""
-        if self._sharded is not None:
-            self._sharded.close()
+        if self._keeper is not None:
+            self._keeper.close()
+
+    @property
+    def _keeper(self) -> Keeper | None:
+        return None if self._sharded is None else self._sharded.keeper
 
     # ---- data ----
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import torch
 
-from pccl._collectives import Collective
+from pccl._collectives import COUNTED_TAGS, Collective
 from pccl._enums import DataType
 from pccl._errors import PCCLError, Result
 from pccl.distributed._arguments import OneOrMore
@@ -31,9 +31,6 @@ _POLL_SECONDS = 0.0001
 """Between two looks for what a call waits for before it is launched; doubled up to the next."""
 
 _POLL_MOST_SECONDS = 0.005
-
-_COUNTED_TAGS = 1024
-"""Messages are counted for tags below this. Those of a larger tag are launched one after another, so that no table grows."""
 
 
 class Later:
@@ -111,7 +108,7 @@ class Messages:
         self._sent: dict[tuple[UUID, UUID, int], int] = {}
         self._last: dict[tuple[UUID, UUID, int], Call] = {}
         """The last message of each pair and larger tag that is under way."""
-        self._sweep_at = _COUNTED_TAGS
+        self._sweep_at = COUNTED_TAGS
 
     def launch(self, kind: Collective, name: str, source: UUID, target: UUID, tag: int, **arguments: Any) -> Call:
         """Begins a send from one member to another, or the receive of one."""
@@ -120,7 +117,7 @@ class Messages:
         if group is None:
             group = self._pairs[pair] = self.launcher.communicator.group(pair)
         counted = 0
-        if 0 <= tag < _COUNTED_TAGS:
+        if 0 <= tag < COUNTED_TAGS:
             with self._lock:
                 counted = self._sent[*pair, tag] = self._sent.get((*pair, tag), 0) + 1
         core_tag = self._tag(*pair, tag, counted)
@@ -133,7 +130,7 @@ class Messages:
             self._last[*pair, tag] = call
             if len(self._last) > self._sweep_at:
                 self._last = {key: last for key, last in self._last.items() if not last.done()}
-                self._sweep_at = 2 * len(self._last) + _COUNTED_TAGS
+                self._sweep_at = 2 * len(self._last) + COUNTED_TAGS
         return call
 
     def refuse(self, name: str, source: UUID, target: UUID, tag: int) -> None:
@@ -144,7 +141,7 @@ class Messages:
     def posted(self, source: UUID, tag: int) -> bool:
         """Whether a member has sent something under the user's tag that was not received yet."""
         own = self.launcher.view.own
-        counted = self._sent.get((source, own, tag), 0) + 1 if 0 <= tag < _COUNTED_TAGS else 0
+        counted = self._sent.get((source, own, tag), 0) + 1 if 0 <= tag < COUNTED_TAGS else 0
         return self.launcher.communicator.posted(self._tag(source, own, tag, counted), source)
 
     def _tag(self, source: UUID, target: UUID, tag: int, counted: int) -> int:

@@ -38,7 +38,7 @@ from pccl.state._snapshots.restore import (
     plan,
     verify,
 )
-from pccl.state._snapshots.snapshot import Contribution, PieceName, Report, Snapshot
+from pccl.state._snapshots.snapshot import Contribution, PieceName, Snapshot
 from pccl.state._snapshots.stock import Stock
 from pccl.state._snapshots.talk import Talk, understood
 
@@ -85,7 +85,7 @@ class Sharded:
         self._values = values
         self._take_values = take_values
         self._progress = progress
-        self._keeper: Keeper | None = None
+        self.keeper: Keeper | None = None
         self._members: tuple[UUID, ...] = ()
         self._own = 0
         self._revision = 0
@@ -105,24 +105,6 @@ class Sharded:
             optimizer.register_step_pre_hook(functools.partial(self._before_step, number))
             optimizer.register_step_post_hook(functools.partial(self._after_step, number))
 
-    @property
-    def report(self) -> Report | None:
-        """What the last snapshot has cost; None: there are no snapshots."""
-        return None if self._keeper is None else self._keeper.report
-
-    def fence(self) -> None:
-        """Waits until the tensors of a snapshot under way are copied: before anything but an optimizer changes them."""
-        if self._keeper is not None:
-            self._keeper.fence()
-
-    def settle(self) -> bool:
-        """Waits for the end of a snapshot under way; whether the last one is complete, if there are snapshots."""
-        return self._keeper is None or self._keeper.settle()
-
-    def close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.close()
-
     def _before_step(self, number: int, *_: Any) -> None:
         """With replicas, members agree to step: all survivors step, or none. So what they have are parts of one state.
 
@@ -131,7 +113,8 @@ class Sharded:
         if self._state.shards and self._group is not None and self._stepped[number] == self._votes:
             self._votes += 1
             self._group.barrier().wait()
-        self.fence()
+        if self.keeper is not None:
+            self.keeper.fence()
 
     def _after_step(self, number: int, *_: Any) -> None:
         self._stepped[number] += 1
@@ -152,10 +135,11 @@ class Sharded:
         if group.membership == FIXED:
             raise ValueError('Elastic: a sharded model cannot have fixed membership; pass membership="elastic"')
         comm = group.communicator
-        if self._keeper is None and self._snapshots is not None:
+        if self.keeper is None and self._snapshots is not None:
             name = self._snapshots.name_of_run(this_run.masters)
-            self._keeper = Keeper(comm, self._snapshots, name, timeout=group._timeout)
-        self.fence()
+            self.keeper = Keeper(comm, self._snapshots, name, timeout=group._timeout)
+        if self.keeper is not None:
+            self.keeper.fence()
         if not self._members:
             self._enter(group, seconds)
             return True
@@ -178,7 +162,7 @@ class Sharded:
         return True
 
     def _require_unbroken(self) -> None:
-        broken = None if self._keeper is None else self._keeper.broken
+        broken = None if self.keeper is None else self.keeper.broken
         if broken is not None:
             raise RuntimeError(f"this process has left the run, since its snapshot failed: {broken}") from broken
 
@@ -199,8 +183,8 @@ class Sharded:
 
     def snapshot(self) -> None:
         """Begins a snapshot of the state as it is. All members call it at the same step."""
-        assert self._keeper is not None
-        self._keeper.era = self._era
+        assert self.keeper is not None
+        self.keeper.era = self._era
         self._taken = self._progress()
         parts: dict[str, torch.Tensor] = {}
         shards: ShardMap = {}
@@ -210,7 +194,7 @@ class Sharded:
             values = self._encoded_values()
         except Exception as error:  # told to all: others wait for this member
             problem = error
-        self._keeper.take(Contribution(self._taken, parts, shards, values, self._members, self._own, problem))
+        self.keeper.take(Contribution(self._taken, parts, shards, values, self._members, self._own, problem))
 
     def _encoded_values(self) -> bytes:
         return bytes(encode({"outline": self._state.outline(), "own": self._training.own(), "values": self._values()}))
@@ -228,8 +212,8 @@ class Sharded:
             group.end_broken_calls(seconds)
             live = self._live(usable_anyway=first)
             for attempt in range(ATTEMPTS):
-                if self._keeper is not None:
-                    self._keeper.settle()
+                if self.keeper is not None:
+                    self.keeper.settle()
                 try:
                     if not first or attempt:
                         comm.update_topology(timeout=seconds)
@@ -258,7 +242,7 @@ class Sharded:
         comm = group.communicator
         here = comm._snapshot
         self._leaves = self._leaves or self._asks_to_leave()
-        stock = Stock(self._keeper)
+        stock = Stock(self.keeper)
         own_held = stock.held
         era = max([self._era, *(one.era for one in own_held)])
         told = Told(
@@ -348,8 +332,8 @@ class Sharded:
         complete = len(members) == 1
         if self._snapshots is not None and len(members) > 1:
             self.snapshot()
-            assert self._keeper is not None
-            complete = self._keeper.settle()  # until then the next loss would find the snapshot before, of other members
+            assert self.keeper is not None
+            complete = self.keeper.settle()  # until then the next loss would find the snapshot before, of other members
         if leaving:
             self._may_go(talk, complete=complete or self._snapshots is None)
         return True
@@ -364,22 +348,22 @@ class Sharded:
     def _leave(self, talk: Talk) -> None:
         """Waits until the others can do without this process, and leaves."""
         not_needed = self._may_go(talk, complete=True)
-        if self._keeper is not None and not_needed:
-            self._keeper.close()
-        elif self._keeper is not None:
+        if self.keeper is not None and not_needed:
+            self.keeper.close()
+        elif self.keeper is not None:
             with contextlib.suppress(HolderError):
-                for snapshot in self._keeper.snapshots:
-                    self._keeper.store(snapshot)
-            self._keeper.abandon()
+                for snapshot in self.keeper.snapshots:
+                    self.keeper.store(snapshot)
+            self.keeper.abandon()
         self._end(talk.abandon)
 
     def _leave_to_holders(self, comm: Communicator, *, is_whole: bool) -> None:
         """All leave: whoever is started next with the same name goes on from a last snapshot."""
-        if self._keeper is not None:
+        if self.keeper is not None:
             if is_whole:
                 self.snapshot()
-                self._keeper.settle()
-            self._keeper.abandon()
+                self.keeper.settle()
+            self.keeper.abandon()
         self._end(comm.close)
 
     def _end(self, leave_run: Callable[[], None]) -> None:
@@ -401,8 +385,8 @@ class Sharded:
                 found = stock.pieces(source.id)
         except (HolderError, KeyError) as error:
             _log.error("%s", f"snapshots: {error}")
-            if self._keeper is not None:
-                self._keeper.abandon()
+            if self.keeper is not None:
+                self.keeper.abandon()
             good = 0
         return found if all(row[0] for row in talk.gather([good])) else None
 
@@ -417,9 +401,9 @@ class Sharded:
         total = Sum(0, 0)
         for one in sums.values():
             total += one
-        if self._keeper is not None and slot is not None:
+        if self.keeper is not None and slot is not None:
             step = rows[source.images[0][0]][2]
-            self._keeper.snapshots.append(Snapshot(rows[0][3], era, step, source.layout, dict(pieces), sums, True, bare=True))
+            self.keeper.snapshots.append(Snapshot(rows[0][3], era, step, source.layout, dict(pieces), sums, True, bare=True))
         return source._replace(total=total)
 
     def _write_back(self, parts: Mapping[str, torch.Tensor]) -> None:
@@ -446,7 +430,7 @@ class Sharded:
             own = live.values if self._revision and live is not None else None
         else:
             names = sorted(name for name in pieces if name.kind == "values")
-            kept = self._keeper.snapshots if self._keeper is not None else []
+            kept = self.keeper.snapshots if self.keeper is not None else []
             own_names = [name for one in kept if one.id == source.id for name in one.pieces if name.kind == "values"]
             if not own_names and len(talk.members) == len(source.layout.maps):  # all were started again: by rank
                 own_names = [name for name in names if name.place == talk.own]
