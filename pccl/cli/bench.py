@@ -142,7 +142,8 @@ def _ones(plan: Plan, size: int) -> Any:
             return importlib.import_module(module).ones(count, dtype=dtype)
         except (ImportError, AssertionError):  # not installed, or numpy has no bfloat16
             continue
-    raise BenchError("pccl bench needs torch or numpy; install one of them")
+    needed = "torch" if plan.dtype == "bfloat16" else "numpy"
+    raise BenchError(f"pccl bench of {plan.dtype} needs {needed}, which is not installed: pip install {needed}")
 
 
 def _name(kind: pccl.DataType) -> str:
@@ -281,6 +282,8 @@ def allreduce(
     plan = Plan(gloo=with_gloo, **measured)
     top.options(**files)  # refuses files that contradict each other
     try:
+        if importlib.util.find_spec("torch") is None:
+            _ones(plan, 0)  # a package that is missing ends the command here
         rows = take_part(plan, address, insecure=insecure, **files) if address else run_here(plan)
         if as_json:
             for row in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
-import difflib
+import functools
 import importlib.metadata
 import json
 import os
@@ -24,7 +24,7 @@ from pccl._credentials import VARIABLES
 from pccl._errors import ConnectError, PCCLError
 from pccl._loader import _C
 from pccl._reports import Diagnosis
-from pccl.cli import info, top
+from pccl.cli import info, top, trial
 
 DIAL_SECONDS = 3.0
 """For a connection to a member: longer than a lost first packet of a connection takes to be sent again."""
@@ -34,12 +34,28 @@ DIALS_AT_ONCE = 64
 DESCRIPTORS = 4096
 """What a run of 1,024 members needs (docs/operations.md#ports)."""
 
+OTHER_DESCRIPTORS = 124
+"""What a peer needs beside one for each member, with a DataLoader or a few files of the program."""
+
+FEW_DESCRIPTORS = 256
+
 FIRST_PEER_PORT = 48149
 
 WINDOW_BYTES = 4 << 20
 """Of one connection: with it, 64 of them fill 10 Gbit/s over 200 ms."""
 
 KEYS_ADVICE = "give the keys of this run: --keys, or PCCL_KEYS"
+
+TRIAL_ADVICE = "raise the limit that is named, or bring the loopback interface up: ip link set lo up"
+
+CHOICES = {
+    "PCCL_CUDA_REDUCE": ("gpu", "host"),
+    "PCCL_JOIN": ("0", "1"),
+    "PCCL_MASTER_ON_SIGTERM": ("detach", "end"),
+    "PCCL_MEMBERSHIP": ("elastic", "fixed", "strict"),
+    "PCCL_STRICT": ("0", "1"),
+}
+"""Values of variables that the library does not check when it starts."""
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -76,7 +92,12 @@ class Access(NamedTuple):
 
 
 @click.command("doctor", short_help="Find what on this machine stops pccl or slows it down.")
-@click.option("--master", "address", metavar=top.MASTERS, help="also check the way to this run, and to each of its members")
+@click.option(
+    "--master",
+    "address",
+    metavar=top.MASTERS,
+    help="also check the way to this run, and to each of its members  [default: PCCL_MASTER]",
+)
 @top.credential_options()
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(
@@ -84,11 +105,12 @@ def command(
 ) -> None:
     """Check this machine: the build, settings, keys, ports, limits, clock and network, and say what to do.
 
-    With --master it also asks the master, and dials the address that the master has of each member. Exit status: 1 if there is a
-    problem, 0 if there is none; warnings do not count.
+    Two peers of this host make an all-reduce. With --master the command also asks the master, and dials the address that the
+    master has of each member. Exit status: 1 if there is a problem, 0 if there is none; warnings do not count.
     """
     if address is not None:
         top.Masters(address)  # a wrong list ends the command here
+    address = address or os.environ.get("PCCL_MASTER") or None
     access = Access(address, keys, cert, key, ca, insecure)
     findings = [finding for check in CHECKS for finding in check(access)]
     if as_json:
@@ -137,14 +159,45 @@ def _build(_access: Access) -> Iterator[Finding]:
 
 
 def _environment(_access: Access) -> Iterator[Finding]:
+    """What the library says of the variables, and the values of those that it reads later, or in other commands."""
     known = info.environment()
-    unknown = sorted(name for name in os.environ if name.startswith("PCCL_") and name not in known)
-    for name in unknown:
-        meant = "".join(f"did you mean {one}? " for one in difflib.get_close_matches(name, known, 1, 0.8))
-        yield Finding("environment", "warning", f"{name} is no variable of pccl", f"{meant}`pccl info` lists them")
-    if not unknown:
-        given = sorted(name for name in known if name in os.environ)
-        yield Finding("environment", "ok", ", ".join(given) or "no variable of pccl is set")
+    set_here = sorted(name for name in known if os.environ.get(name))
+    wrong = list(_trial().settings)
+    for name in set_here:
+        choices = CHOICES.get(name)
+        if choices and os.environ[name] not in choices:
+            wrong.append(f"{name}={os.environ[name]} has no meaning; set it to {', '.join(choices[:-1])} or {choices[-1]}")
+    try:
+        parse_endpoints(os.environ.get("PCCL_MASTER") or "127.0.0.1:1")
+    except (AssertionError, ValueError) as error:
+        wrong.append(f"PCCL_MASTER: {error}")
+    for text in wrong:
+        seen, _, advice = text.partition("; ")
+        verdict = "warning" if "is unknown and ignored" in seen else "problem"
+        yield Finding("environment", verdict, seen, advice or "docs/operations.md has what each variable means")
+    if not wrong:
+        yield Finding("environment", "ok", ", ".join(set_here) or "no variable of pccl is set")
+
+
+@functools.cache
+def _trial() -> trial.Trial:
+    return trial.run()
+
+
+def _reduce(_access: Access) -> Iterator[Finding]:
+    """By two peers of this host, which all-reduce."""
+    tried = _trial()
+    if tried.failure:
+        seen, _, advice = tried.failure.partition("; ")
+        yield Finding("trial", "problem", f"two peers of this host cannot reduce: {seen}", advice or TRIAL_ADVICE)
+        return
+    yield Finding("trial", "ok", f"two peers of this host joined and reduced 1 MiB, in {tried.milliseconds:.0f} ms")
+    for text in tried.warnings:
+        seen, _, advice = text.partition("; ")
+        yield Finding("trial", "warning", seen, advice or "docs/troubleshooting.md has causes")
+    if tried.event_file is None and os.environ.get("PCCL_EVENTS") != "off" and not tried.warnings:
+        advice = "make room in /dev/shm (docker run --shm-size 64m), or set PCCL_EVENTS to a directory"
+        yield Finding("trial", "warning", "no file can be made for the events of a process, which `pccl dump` shows", advice)
 
 
 def _keys(access: Access) -> Iterator[Finding]:
@@ -158,7 +211,8 @@ def _keys(access: Access) -> Iterator[Finding]:
     try:
         pccl.Communicator("127.0.0.1:1", keys=keys, cert=cert, key=key, ca=ca).close()
     except (PCCLError, ValueError, OSError) as error:
-        yield Finding("keys", "problem", getattr(error, "detail", str(error)), "docs/security.md has how to make and copy them")
+        seen, _, advice = (getattr(error, "detail", "") or str(error)).partition("; ")
+        yield Finding("keys", "problem", seen, advice or "docs/security.md has how to make and copy them")
     else:
         yield Finding("keys", "ok", "they can be read")
 
@@ -203,8 +257,12 @@ def _is_in(port: int, ranges: str) -> bool:
 def _limits(_access: Access) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS:
-        advice = f"for runs of several hundred members: ulimit -n {DESCRIPTORS}"
-        yield Finding("limits", "warning", f"a process may have {soft} file descriptors, at most {hard}", advice)
+        few = soft < FEW_DESCRIPTORS
+        advice = f"{'' if few else 'for larger runs: '}ulimit -n {DESCRIPTORS}"
+        if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS:
+            advice += f"; first raise the hard limit of {hard}, as by docker run --ulimit nofile={DESCRIPTORS}"
+        enough = "too few for a run" if few else f"enough for about {soft - OTHER_DESCRIPTORS} members"
+        yield Finding("limits", "problem" if few else "warning", f"a process may have {soft} file descriptors, {enough}", advice)
     else:
         yield Finding("limits", "ok", f"{soft} file descriptors")
     try:
@@ -239,8 +297,10 @@ def _network(_access: Access) -> Iterator[Finding]:
     permitted = _read("/proc/sys/net/ipv4/tcp_allowed_congestion_control", "").split()
     current = _read("/proc/sys/net/ipv4/tcp_congestion_control", "")
     if wanted != "system" and permitted and wanted not in permitted:
-        advice = f"as root: modprobe tcp_{wanted}, and sysctl -w net.ipv4.tcp_allowed_congestion_control='{current} {wanted}'"
-        yield Finding("network", "problem", f"PCCL_CONGESTION_CONTROL={wanted}, and the kernel allows {permitted}", advice)
+        allow = f"sysctl -w net.ipv4.tcp_allowed_congestion_control='{' '.join(permitted)} {wanted}'"
+        advice = f"if the kernel has it, as root: modprobe tcp_{wanted}, and {allow}"
+        seen = f"PCCL_CONGESTION_CONTROL={wanted}, and the kernel allows {', '.join(permitted)}"
+        yield Finding("network", "problem", seen, advice)
     else:
         yield Finding("network", "ok", f"congestion control {current if wanted == 'system' else wanted}")
     for name, variable in (("receive", "tcp_rmem"), ("send", "tcp_wmem")):
@@ -257,16 +317,20 @@ def _run(access: Access) -> Iterator[Finding]:
     if access.masters is None:
         return
     try:
-        given = access.credentials
-    except click.UsageError:
-        return  # the check of the keys tells
-    for endpoint in parse_endpoints(access.masters):
+        given, endpoints = access.credentials, parse_endpoints(access.masters)
+    except (click.UsageError, AssertionError, ValueError):
+        return  # the check of the keys tells, or that of the environment
+    for endpoint in endpoints:
         master = str(endpoint)
         asked = top.Masters(master, given, access.insecure)
         try:
             told = asked.ask()
         except ConnectError as error:
             seen, _, advice = error.detail.partition("; ")
+            if "cannot be resolved" in seen:
+                advice = advice or "check the name, and the name servers of this host (/etc/resolv.conf)"
+            elif "unreachable" in seen:
+                advice = advice or "check the address, and the routes of this host (ip route)"
             start = f"start `pccl master` there, or open TCP port {endpoint.port} in its firewall"
             advice = advice or (KEYS_ADVICE if "cannot be asked" in seen else start)
             yield Finding("master", "problem", seen, advice)
@@ -318,5 +382,5 @@ def _read(path: str, otherwise: str) -> str:
 
 
 CHECKS: tuple[Callable[[Access], Iterator[Finding]], ...] = (
-    _build, _environment, _keys, _ports, _limits, _clock, _network, _run,
+    _build, _environment, _keys, _ports, _limits, _clock, _network, _reduce, _run,
 )  # fmt: skip

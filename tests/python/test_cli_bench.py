@@ -1,6 +1,7 @@
 """`pccl bench`: what it measures, and how it shows it."""
 
 import json
+import sys
 from threading import Thread
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("rich")
 from click.testing import CliRunner
 
 import pccl
-from pccl.cli import main
+from pccl.cli import bench, main
 from pccl.cli.bench import Plan, read_sizes, run_here, take_part
 
 
@@ -65,3 +66,13 @@ def test_bench_takes_part_in_a_run():
         for peer in peers:
             peer.join(60)
     assert [len(mine) for mine in rows] == [1, 1]
+
+
+@pytest.mark.parametrize(("dtype", "package"), [("float32", "numpy"), ("bfloat16", "torch")])
+def test_without_numpy_and_torch_no_peer_is_started(dtype, package, monkeypatch):
+    for name in ("numpy", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(bench, "run_here", lambda plan: pytest.fail("peers were started"))
+    result = CliRunner().invoke(main, ["bench", "allreduce", "--no-gloo", "--sizes", "4K", "--dtype", dtype])
+    assert result.exit_code == 1
+    assert result.output.endswith(f"which is not installed: pip install {package}\n")

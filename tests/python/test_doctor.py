@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import socket
 from pathlib import Path
@@ -17,7 +18,7 @@ from reports import member
 
 import pccl
 from pccl import Diagnosis, Result
-from pccl.cli import doctor, main, top
+from pccl.cli import doctor, main, top, trial
 
 
 def findings(*arguments: str, status: int | None = None) -> dict[str, list[doctor.Finding]]:
@@ -34,27 +35,84 @@ def findings(*arguments: str, status: int | None = None) -> dict[str, list[docto
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch):
-    for name in ("PCCL_KEYS", "PCCL_CERT", "PCCL_KEY", "PCCL_CA", "PCCL_INSECURE", "PCCL_CONGESTION_CONTROL"):
+    for name in ("PCCL_KEYS", "PCCL_CERT", "PCCL_KEY", "PCCL_CA", "PCCL_INSECURE", "PCCL_CONGESTION_CONTROL", "PCCL_MASTER"):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def result(monkeypatch):
+    """Of a trial that goes well. The fixture `real` has trials made."""
+    found = trial.Trial((), (), "", 100.0, "peer.events")
+    monkeypatch.setattr(doctor, "_trial", lambda: found)
+    return found
+
+
+@pytest.fixture
+def real(result, monkeypatch):
+    monkeypatch.setattr(doctor, "_trial", functools.cache(trial.run))
+
+
 def test_each_check_tells_something():
-    assert set(findings()) == {"build", "torch", "environment", "keys", "ports", "limits", "clock", "network"}
+    assert set(findings()) == {"build", "torch", "environment", "keys", "ports", "limits", "clock", "network", "trial"}
     table = CliRunner().invoke(main, ["doctor"]).output
     assert pccl.__version__ in table
 
 
-def test_a_variable_that_pccl_does_not_know(monkeypatch):
-    name = "_".join(("PCCL", "KEY", "FILE"))
-    monkeypatch.setenv(name, "run.peer")
-    assert any(f"{name} is no variable of pccl" in one.seen for one in findings()["environment"])
+@pytest.mark.usefixtures("real")
+def test_wrong_variables_are_named_with_what_to_do(monkeypatch):
+    unknown = "_".join(("PCCL", "MASTRE"))
+    given = {
+        unknown: "host:48148",
+        "PCCL_DATA_THREADS": "many",
+        "PCCL_INTERFACE": "none9",
+        "PCCL_MASTER": "host",
+        "PCCL_MEMBERSHIP": "rigid",
+        "PCCL_MIN_MEMBERS": "3",  # right; the two peers of the trial do not wait for a third one
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = findings(status=1)
+    of = {name: [one for one in found["environment"] if name in one.seen] for name in given}
+    assert not of.pop("PCCL_MIN_MEMBERS")
+    assert {name: len(some) for name, some in of.items() if name not in ("PCCL_INTERFACE", "PCCL_MASTER")} == {
+        unknown: 1,
+        "PCCL_DATA_THREADS": 1,
+        "PCCL_MEMBERSHIP": 1,
+    }
+    assert of[unknown][0].verdict == "warning"
+    assert "did you mean PCCL_MASTER?" in of[unknown][0].seen
+    assert of["PCCL_DATA_THREADS"][0].advice == "set it to a number from 0 to 16"
+    assert of["PCCL_MEMBERSHIP"][0].advice == "set it to elastic, fixed or strict"
+    assert any("address 'host' has no port" in one.seen for one in of["PCCL_MASTER"])
+    assert any("interface none9" in one.seen and "PCCL_INTERFACE" in one.advice for one in found["environment"])
+    assert [one.verdict for one in found["trial"]] == ["ok"]
 
 
-def test_a_misspelt_variable(monkeypatch):
-    name = "_".join(("PCCL", "MASTRE"))
-    monkeypatch.setenv(name, "host:48148")
-    (one,) = (one for one in findings()["environment"] if name in one.seen)
-    assert one.advice.startswith("did you mean PCCL_MASTER? ")
+@pytest.mark.usefixtures("real")
+def test_a_trial_names_what_keeps_peers_from_reducing(monkeypatch):
+    limit = "from resource import *; setrlimit(RLIMIT_NOFILE, (16, 16))"
+    monkeypatch.setattr(trial, "PROGRAM", trial.PROGRAM.replace("; ", f"; {limit}; "))
+    (one,) = findings(status=1)["trial"]
+    assert "Too many open files" in one.seen
+
+
+def test_events_that_cannot_be_kept(result, monkeypatch):
+    monkeypatch.setattr(doctor, "_trial", lambda: result._replace(event_file=None))
+    assert "PCCL_EVENTS" in findings()["trial"][1].advice
+
+
+@pytest.mark.parametrize(("soft", "verdict"), [(64, "problem"), (1024, "warning"), (4096, "ok")])
+def test_file_descriptors(soft, verdict, monkeypatch):
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (soft, 4096))
+    one = findings()["limits"][0]
+    assert (one.verdict, "ulimit -n 4096" in one.advice) == (verdict, verdict != "ok")
+
+
+def test_the_run_of_the_environment(monkeypatch):
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        monkeypatch.setenv("PCCL_MASTER", f"127.0.0.1:{master.port}")
+        (one,) = findings()["master"]
+    assert top.NO_RUN in one.seen
 
 
 def test_a_congestion_control_that_the_kernel_refuses(monkeypatch):
@@ -113,7 +171,7 @@ def test_a_master_that_is_not_there():
 def test_a_master_whose_name_is_unknown():
     (one,) = findings("--master", "nowhere.invalid:48148", status=1)["master"]
     assert "nowhere.invalid cannot be resolved" in one.seen
-    assert "start `pccl master` there" in one.advice
+    assert "check the name" in one.advice
 
 
 def test_a_master_without_members():

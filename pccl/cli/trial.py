@@ -1,0 +1,110 @@
+"""The trial of `pccl doctor`: a master and two peers in a process of their own, which all-reduce over loopback.
+
+`run` starts it. Its log and its result tell what this machine and its environment variables do to the library, which a list of
+checks could only repeat.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import pccl
+
+SECONDS = 30.0
+"""What a trial may take. A connection that fails is tried for about five seconds."""
+
+COUNT = 1 << 18
+"""Elements that are reduced: 1 MiB, so that peers share memory where they can."""
+
+PROGRAM = "from pccl.cli.trial import main; main()"
+
+HARMLESS = ("PCCL_KEYS", "PCCL_CERT", "PCCL_KEY", "PCCL_CA")
+"""Variables that another check reads. The trial stays on loopback, without keys."""
+
+OF_A_RUN = (
+    *("PCCL_ADDRESS", "PCCL_INTERFACE", "PCCL_JOIN", "PCCL_MASTERS", "PCCL_MAX_MEMBERS", "PCCL_MIN_MEMBERS"),
+    *("PCCL_RELAY", "PCCL_RUN"),
+)
+"""Variables that the library reads once, and that the run of the trial then goes without."""
+
+LINE = re.compile(r"\S+ \S+ pccl (?:WARN|ERR|FATAL) \[\d+\] (\w+): (.*)")
+
+
+class Trial(NamedTuple):
+    """What came of it."""
+
+    settings: tuple[str, ...]  # what the library says of environment variables
+    warnings: tuple[str, ...]  # what else it warns of
+    failure: str  # "": the peers have reduced
+    milliseconds: float
+    event_file: str | None  # None: this machine keeps no events of processes
+
+
+def run() -> Trial:
+    """Makes a trial with the environment of this process. No way of failing raises an error."""
+    environment = {name: value for name, value in os.environ.items() if name not in HARMLESS}
+    if environment.get("PCCL_LOG_LEVEL", "").upper() in ("", "FATAL", "NONE"):
+        environment["PCCL_LOG_LEVEL"] = "WARN"
+    command = [sys.executable, "-c", PROGRAM]
+    try:
+        ended = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Trial((), (), f"the peers have not reduced within {SECONDS:g} s", 0.0, None)
+    except OSError as error:
+        return Trial((), (), f"no process can be started: {error.strerror}", 0.0, None)
+    lines = dict.fromkeys(match.groups() for match in map(LINE.fullmatch, ended.stderr.splitlines()) if match)
+    settings = [text for component, text in lines if component == "config" or text.startswith("PCCL_")]
+    others = [text for _, text in lines if text not in settings]
+    try:
+        told = json.loads(ended.stdout)
+    except ValueError:
+        last = ended.stderr.strip().rpartition("\n")[2] or "it says nothing"
+        told = {"setting": "", "failure": f"exit status {ended.returncode}: {last}", "milliseconds": 0.0, "event_file": None}
+    if told["setting"]:
+        settings.append(told["setting"])
+    return Trial(tuple(settings), tuple(others), told["failure"], told["milliseconds"], told["event_file"])
+
+
+def main() -> None:
+    """Is the process of the trial: prints a JSON object."""
+    told: dict[str, object] = {"setting": "", "failure": "", "milliseconds": 0.0, "event_file": None}
+    try:
+        pccl.Communicator("127.0.0.1:1").close()
+    except (pccl.PCCLError, ValueError) as error:
+        told["setting"] = getattr(error, "detail", "") or str(error)
+    for name in OF_A_RUN:
+        os.environ.pop(name, None)
+    try:
+        with pccl.MasterNode("127.0.0.1:0") as master, ThreadPoolExecutor(2) as threads:
+            begun = time.monotonic()
+            told["event_file"], _ = threads.map(_peer, [f"127.0.0.1:{master.port}"] * 2)
+            told["milliseconds"] = 1000 * (time.monotonic() - begun)
+    except (pccl.PCCLError, ValueError, OSError, RuntimeError) as error:
+        told["failure"] = getattr(error, "detail", "") or str(error)
+    print(json.dumps(told))
+
+
+def _peer(address: str) -> str | None:
+    with pccl.Communicator(address) as comm:
+        comm.connect()
+        comm.wait_for_peers(2, timeout=SECONDS / 3)
+        numbers = (ctypes.c_float * COUNT)(*[1.0] * COUNT)
+        place = ctypes.addressof(numbers)
+        operand = pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT)
+        unquantised = pccl.QuantizationOptions(algorithm=pccl.QuantizationAlgorithm.NONE)
+        descriptor = pccl.ReduceDescriptor(COUNT, pccl.ReduceOp.SUM, 0, operand, unquantised)
+        comm.all_reduce_multiple_with_retry([pccl.ReduceOpDescriptor(place, place, descriptor)])
+        if numbers[0] != 2 or numbers[COUNT - 1] != 2:
+            raise RuntimeError(f"the sum of 1 and 1 is {numbers[0]:g}")
+        comm.are_peers_pending()  # a barrier
+        return comm.event_file
