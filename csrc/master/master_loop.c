@@ -250,7 +250,7 @@ static struct master_run *enter_run(struct master *master, struct conn *conn, bo
     }
     wire_encode_text(&conn->out.bytes, (struct wire_header){0}, WIRE_REFUSED,
                      full ? "the master has its maximum number of connections; use another master"
-                          : "the master serves its maximum number of runs; use another master");
+                          : "the master serves 64 runs with names, its maximum; use another master");
     master_conn_flush(master, conn);
     master_conn_start_closing(master, conn);
     return NULL;

@@ -1,5 +1,6 @@
 #include "master/run.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "net/socket.h"
@@ -500,9 +501,11 @@ void run_settle(struct run *run) {
 
 // ---- registration ----
 
-static const char *reason_to_refuse(struct run *run, const struct wire_address *source,
-                                    const struct wire_hello *hello) {
+// The reason is a constant, or in `text`. NULL: the peer is not refused.
+static const char *reason_to_refuse(struct run *run, const struct wire_address *source, const struct wire_hello *hello,
+                                    char text[WIRE_MAX_TEXT]) {
     struct membership *table = &run->table;
+    const struct wire_limits *its = &hello->limits, *ours = &table->limits;
     if (table->peer_count == WIRE_MAX_MEMBERS) return "the run has its maximum number of members";
     if (membership_by_id(table, &hello->id) != NULL) return "another peer is registered under this id";
     if (hello->join_only && table->peer_count == 0) return NO_RUN;
@@ -513,15 +516,19 @@ static const char *reason_to_refuse(struct run *run, const struct wire_address *
     if (!here && table->loopback_count > 0)
         return "this peer reached the master over the network, others over loopback, so it cannot reach them; give "
                "them the master's network address";
-    if (table->peer_count > 0 && memcmp(&hello->limits, &table->limits, sizeof hello->limits) != 0)
-        return "its min_members, max_members or min_members_timeout is not that of the run; give all peers the same";
-    return NULL;
+    if (table->peer_count == 0 || memcmp(its, ours, sizeof *its) == 0) return NULL;
+    snprintf(text, WIRE_MAX_TEXT,
+             "it has min_members %u, max_members %u and min_members_timeout %g s, and the run %u, %u and %g s; give "
+             "all peers the same",
+             its->least, its->most, its->wait_ms / 1e3, ours->least, ours->most, ours->wait_ms / 1e3);
+    return text;
 }
 
 void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
     struct membership *table = &run->table;
     struct peer_text foreign = membership_foreign(hello->version);
-    const char *why = hello->version != WIRE_VERSION ? foreign.chars : reason_to_refuse(run, source, hello);
+    char text[WIRE_MAX_TEXT];
+    const char *why = hello->version != WIRE_VERSION ? foreign.chars : reason_to_refuse(run, source, hello, text);
     if (why != NULL) {
         actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED, why);
         return;

@@ -29,7 +29,7 @@ enum {
     WIRE_MAX_STACKS = 16384,  // bytes of the stacks of a peer's threads
     WIRE_MAX_NAME = 63,       // bytes of a peer's name
     WIRE_MAX_RUN = 64,        // bytes of the name of a run
-    WIRE_MAX_RUNS = 64,       // of a master
+    WIRE_MAX_RUNS = 65,       // of a master: 64 with a name, and the one without
     WIRE_MAX_LIVE_OPS = 4096, // per communicator
     WIRE_MAX_LANES = 256,
     WIRE_MAX_ADDRESSES = 4, // that a peer announces

@@ -119,7 +119,7 @@ def test_all_peers_have_the_limits_of_the_run():
         for others in ({}, {"max_members": 4}, least, wait):
             with (
                 Communicator(address_of(master), **others) as other,
-                pytest.raises(pccl.ConnectError, match="is not that of the run; give all peers the same"),
+                pytest.raises(pccl.ConnectError, match="and the run 0, 3 and 600 s; give all peers the same"),
             ):
                 other.connect(1)
 

@@ -161,7 +161,7 @@ static void test_equal(void) {
     for (int i = 0; i < 3; i++) {
         limits = (struct wire_limits){.least = i == 0 ? 2 : 1, .most = i == 1 ? 2 : 3, .wait_ms = i == 2 ? 6 : 5};
         hello_from((char)('c' + i), 0, address_of('c'));
-        REFUSED((char)('c' + i), "is not that of the run");
+        REFUSED((char)('c' + i), "and the run 1, 3 and 0.005 s; give all peers the same");
     }
     limits = (struct wire_limits){.least = 1, .most = 3, .wait_ms = 5};
     join('f', 0);
