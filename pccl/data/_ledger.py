@@ -160,6 +160,11 @@ class Ledger:
         """The number of entries of each sequence."""
         return self._segments[-1].first + self._segments[-1].length if self._segments else 0
 
+    @property
+    def dropped(self) -> int:
+        """How many positions are left over to no member, with `drop_last`."""
+        return sum(max(len(one.pool) - one.length * len(self.members), 0) for one in self._segments)
+
     def end(self, epoch: int, cursor: int) -> int:
         """Returns where a pass ends in a sequence that begins at `cursor` in this epoch."""
         if cursor < self.pause:

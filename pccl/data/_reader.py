@@ -34,6 +34,11 @@ class Reader:
         """Whether what it has read ahead may still come."""
         return self._living() is not None
 
+    @property
+    def held_back(self) -> int:
+        """How many samples it may draw at most that fill no batch and do not come."""
+        return self._batch - 1 if self._drops_last and self._batch else 0
+
     def given(self, drawn: int) -> int:
         """Returns the place behind the last sample that the program has got, of those up to `drawn`."""
         if self._batch is None:

@@ -111,6 +111,7 @@ class ElasticSampler(DistributedSampler[Any]):
         self._shift = 0
         self._synced = False
         self._ended = False
+        self._is_between = False
         self._joins_end = False
         self._kept: list[int] = []
         self._orders: dict[int, Sequence[int]] = {}
@@ -162,6 +163,7 @@ class ElasticSampler(DistributedSampler[Any]):
             if epoch > self.epoch:  # the program is between two passes, whatever the loader keeps
                 self._note()
                 self._reader, self._drawn, self._in_pass = None, self._given, False
+                self._is_between = self._joins_end = False
             if epoch > ledger.epoch:
                 if self._is_new:
                     ledger.start_at(epoch)
@@ -177,29 +179,32 @@ class ElasticSampler(DistributedSampler[Any]):
         """Gives the epoch of each pass through the loader, until all samples of the epochs before `stop` are committed.
 
         Samples of a lost step that came too late for a pass are read in the next one. All members call it alike, and each step
-        is committed by the end of a pass. It ends with a warning where samples are left that the program has got and makes no
-        step with, such as the last ones of a pass that do not fill a step of accumulated gradients. It warns once after three
-        passes in sequence that were left early and in which nothing was committed.
+        is committed by the end of a pass. What a loader with `drop_last` holds back comes in the next epoch, and is left out of the
+        last one. It ends with a warning where samples are left that the program has got and makes no step with, such as the last
+        ones of a pass that do not fill a step of accumulated gradients. It warns once after three passes in sequence that were left
+        early and in which nothing was committed.
         """
         idle = vain = 0
         self._loops += 1
         try:
             while True:
-                before = self.remaining
-                if self._ended or not before:
+                before, done = self.remaining, self._is_complete()
+                if self.epoch >= stop:
+                    return
+                if self._ended or done:
                     if self.epoch + 1 < stop:
                         self._begin_epoch(self.epoch + 1)
-                    elif not before:
+                    elif done:
                         return
                     elif idle > 1:
                         _log.warning(
                             "%d samples of the last pass are in no step: call optimizer.step() after its last batch", before
                         )
                         return
-                self._loop_pass = self._pass
+                self._loop_pass, self._is_between = self._pass, False
                 yield self.epoch
                 vain = vain + 1 if self.remaining == before else 0
-                idle = idle + 1 if self._pass_start == self._pass_end and vain else 0
+                idle = idle + 1 if vain and self._has_given_nothing() else 0
                 if vain == _VAIN_PASSES and not self._ended:
                     _log.warning(
                         "epoch %d was given again, since nothing was committed in %d passes: a break does not end an epoch; call "
@@ -209,6 +214,23 @@ class ElasticSampler(DistributedSampler[Any]):
                     )
         finally:
             self._loops -= 1
+
+    def _is_complete(self) -> bool:
+        """Returns whether no member gets more of the epochs that have begun. All know it alike."""
+        with self._lock:
+            left = len(self._ledger.left)
+            if self._joins_end and self._given < self._pass_end:
+                return False  # the others have repeated samples to come, and each makes a step with them
+            if not self._ended or not left:
+                return not left
+            held_back = self._reader.held_back if self._reader is not None else 0
+            return left == self._ledger.dropped or self._ledger.length - min(self._ledger.taken) <= held_back
+
+    def _has_given_nothing(self) -> bool:
+        """Returns whether the pass has ended, and its loader had no batch for the program."""
+        with self._lock:
+            self._note()
+            return self._ended and self._given <= self._pass_start
 
     def state_dict(self) -> dict[str, Any]:
         """What is not committed, as plain numbers. It is the same on all members, and of any number of them."""
@@ -396,8 +418,7 @@ class ElasticSampler(DistributedSampler[Any]):
             if self._reader is not None:
                 self._reader.origin -= dropped
             self._kept = kept
-        ended = self._ended and self._reader is not None and self._reader.is_alive
-        return [rank, self._ledger.epoch, ended, self._fingerprint()]
+        return [rank, self._ledger.epoch, self._is_between, self._fingerprint()]
 
     def _told_in_flight(self, standing: Mapping[Any, Sequence[int]]) -> list[int]:
         """A number that tells ledgers apart, what this member has in flight, and how much of that its program has got."""
@@ -506,10 +527,10 @@ class ElasticSampler(DistributedSampler[Any]):
             self._pass += 1
             self._pass_start = self._drawn
             self._pass_end = self._next_end(self._drawn)
-            self._joins_end = False
-            self._in_pass, self._ended, self._is_new = True, False, False
-            if self._pass_end <= self._drawn and self._ledger.size and not self._ledger.left:
+            if self._pass_end <= self._drawn and self._ledger.size and not self._ledger.left and not self._joins_end:
                 _log.warning("epoch %d is complete; call set_epoch(%d) to begin the next one", self.epoch, self.epoch + 1)
+            self._is_between = self._joins_end = False
+            self._in_pass, self._ended, self._is_new = True, False, False
             return self._pass
 
     def _next_end(self, cursor: int) -> int:
@@ -522,7 +543,7 @@ class ElasticSampler(DistributedSampler[Any]):
                 raise RuntimeError("another iterator of this sampler has begun; give each loader a sampler of its own")
             self._require_members()
             if self._drawn >= self._pass_end:
-                self._in_pass, self._ended = False, True
+                self._in_pass, self._ended, self._is_between = False, True, True
                 return None
             at = self._drawn
             self._drawn += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,11 +112,12 @@ class World:
         assert len({one.sampler._ledger.digest() for one in self.members}) == 1
         return answers.pop()
 
-    def join(self) -> None:
+    def join(self) -> Member:
         newcomer = Member(self, next(self.names))
         newcomer.sampler.load_state_dict(self.random.choice(self.members).sampler.state_dict())
         self.members.append(newcomer)
         self.sync()
+        return newcomer
 
     def back_to(self, state: dict[str, Any], committed: int) -> None:
         """All go back to a snapshot."""
@@ -175,7 +177,9 @@ def play(seed: int) -> list[tuple[int, int]]:
                 assert lost
                 world.sync()
         if chance.random() < 0.08:
-            world.join()
+            newcomer = world.join()
+            if newcomer.sampler._joins_end and all(one.loader is None for one in world.members[:-1]):
+                assert not newcomer.next(), "the others have left this pass"
         if chance.random() < 0.06:
             saved = world.any.sampler.state_dict(), len(world.committed)
         elif chance.random() < 0.04:
@@ -187,6 +191,55 @@ def play(seed: int) -> list[tuple[int, int]]:
             epoch = world.any.sampler.epoch
     world.check(2)
     return world.committed
+
+
+def program(member: Member, epochs: int, accumulate: int, *, drop_last: bool) -> Iterator[int]:
+    """Trains as the guide shows it; gives the epoch of each step."""
+    for epoch in member.sampler.epochs(epochs):
+        member.loader = FakeLoader(member.sampler, member.batch, member.ahead, drop_last=drop_last)
+        while member.loader is not None:
+            batches = 0
+            while batches < accumulate and member.next():
+                batches += 1
+            if batches:
+                yield epoch
+            if batches < accumulate:
+                break
+
+
+def play_programs(seed: int) -> None:
+    """Plays a schedule in which all members, newcomers too, run the same program: they make their steps together."""
+    chance = random.Random(~seed)
+    epochs, accumulate, drops = chance.choice([1, 2, 3]), chance.choice([1, 1, 2, 3]), chance.random() < 0.2
+    world = World(
+        seed,
+        size=chance.choice([1, 2, 3, 5, 7, 16, 23, 40]),
+        batch=chance.choice([1, 2, 3, 5, 8]),
+        ahead=chance.choice([0, 0, 1, 3]),
+        members=chance.randint(1, 5),
+        drop_last=chance.random() < 0.2,
+    )
+    programs = {one: program(one, epochs, accumulate, drop_last=drops) for one in world.members}
+    kills, joins = chance.choice([0, 0.05, 0.1]), chance.choice([0, 0.1, 0.2])
+    for _ in range(1000):
+        steps = {next(one, None) for one in programs.values()}
+        assert len(steps) == 1, "members are at different places of the program"
+        if steps == {None}:
+            break
+        for one in world.members:
+            one.seal()
+        lost = [one for one in world.members if chance.random() < kills][: len(world.members) - 1]
+        for one in lost:
+            del programs[one]
+        if world.commit(lost):
+            world.sync()
+        if chance.random() < joins and len(world.members) < 6:
+            newcomer = world.join()
+            programs[newcomer] = program(newcomer, epochs, accumulate, drop_last=drops)
+    else:
+        raise AssertionError("no end")
+    if not drops:
+        world.check(epochs)
 
 
 def play_unevenly(seed: int) -> list[tuple[int, int]]:

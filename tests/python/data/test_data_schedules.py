@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sampler_world import World, play, play_unevenly
+from sampler_world import World, play, play_programs, play_unevenly
 
 SCHEDULES, PARTS = 1000, 5
 
@@ -23,6 +23,14 @@ def test_members_that_make_different_numbers_of_steps(part):
     for seed in range(part, 400, 2):
         try:
             play_unevenly(seed)
+        except Exception as error:
+            raise AssertionError(f"schedule {seed}") from error
+
+
+def test_programs_of_newcomers_and_members_make_their_steps_together():
+    for seed in range(1000):
+        try:
+            play_programs(seed)
         except Exception as error:
             raise AssertionError(f"schedule {seed}") from error
 

@@ -306,6 +306,21 @@ def test_samples_that_make_no_step_end_the_last_pass(caplog):
     assert "samples of the last pass are in no step: call optimizer.step() after its last batch" in caplog.text
 
 
+@pytest.mark.parametrize(("sampler_drops", "loader_drops", "missing"), [(True, False, 1), (False, True, 3), (True, True, 1)])
+def test_a_loop_ends_where_the_rest_is_to_be_dropped(caplog, sampler_drops, loader_drops, missing):
+    sampler = ElasticSampler(data(11), 2, 0, drop_last=sampler_drops)
+    loader: Any = DataLoader(data(11), batch_size=5, sampler=sampler, drop_last=loader_drops)
+    epochs = []
+    for epoch in sampler.epochs(2):
+        epochs.append(epoch)
+        for _ in loader:
+            sampler.commit()
+    assert epochs == [0, 1]
+    assert sampler.remaining == missing
+    assert not caplog.records
+    assert list(sampler.epochs(1)) == []
+
+
 def test_a_loop_that_leaves_every_pass_early_is_told_once(caplog):
     sampler = ElasticSampler(data(10), 1, 0)
     loader: Any = DataLoader(data(10), batch_size=2, sampler=sampler)
