@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 from uuid import UUID
 
 import torch
@@ -26,6 +27,19 @@ def require_equal(fingerprints: Iterable[int], settings: str) -> None:
     """RuntimeError, on all members alike: they told different fingerprints of these settings."""
     if len(set(fingerprints)) > 1:
         raise RuntimeError(f"members read different data: pass the same {settings} on all of them")
+
+
+def require_state(state: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:
+    """ValueError: a state that is to be loaded lacks something that this one's own has."""
+    if missing := own.keys() - state.keys():
+        raise ValueError(f"the state is of no {what}: it lacks {', '.join(map(repr, sorted(missing)))}")
+
+
+def require_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """ValueError: a state that is to be loaded is of samples in another order."""
+    for name in ("seed", "shuffle"):
+        if state[name] != own[name]:
+            raise ValueError(f"the state has {name}={state[name]}, not {own[name]}; pass what the run passed that saved it")
 
 
 def require_dealt(contributors: Set[object], members: Iterable[object]) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pccl._communicator import Communicator
 from pccl.data import _reader
-from pccl.data._exchange import TAG, fingerprint, require_dealt, require_equal, sum_over, tell_all
+from pccl.data._exchange import TAG, fingerprint, require_dealt, require_equal, require_order, require_state, sum_over, tell_all
 from pccl.data._ledger import Ledger
 from pccl.data._members import communicator_of, founders, rank_in
 
@@ -179,10 +179,10 @@ class ElasticSampler(DistributedSampler[Any]):
         """Gives the epoch of each pass through the loader, until all samples of the epochs before `stop` are committed.
 
         Samples of a lost step that came too late for a pass are read in the next one. All members call it alike, and each step
-        is committed by the end of a pass. What a loader with `drop_last` holds back comes in the next epoch, and is left out of the
-        last one. It ends with a warning where samples are left that the program has got and makes no step with, such as the last
-        ones of a pass that do not fill a step of accumulated gradients. It warns once after three passes in sequence that were left
-        early and in which nothing was committed.
+        is committed by the end of a pass. What a loader with `drop_last` holds back comes in the next epoch, and is left out of
+        the last one. It ends with a warning where samples are left that the program has got and makes no step with, such as the
+        last ones of a pass that do not fill a step of accumulated gradients. It warns once after three passes in sequence that
+        were left early and in which nothing was committed.
         """
         idle = vain = 0
         self._loops += 1
@@ -241,13 +241,12 @@ class ElasticSampler(DistributedSampler[Any]):
         """Loads what `state_dict` returned, of any number of members. Members load the same one, and call `sync` then.
 
         Batches that a loader has read ahead, and not given to the program, stay valid. ValueError: the state is of another
-        number of samples, seed or order. RuntimeError: samples were handed out before the first `sync`.
+        number of samples, seed or order, or of something else. RuntimeError: samples were handed out before the first `sync`.
         """
+        require_state(state_dict, self.state_dict(), type(self).__name__)
         if self._drawn and not self._synced:
             raise RuntimeError("samples were handed out before this process has joined; call iter(loader) after the first sync")
-        for name in ("seed", "shuffle"):
-            if state_dict[name] != getattr(self, name):
-                raise ValueError(f"the state is of a sampler with {name}={state_dict[name]}, not {getattr(self, name)}")
+        require_order(state_dict, self.state_dict())
         with self._lock:
             self._note()
             kept = self._in_flight(self._given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import threading
@@ -14,11 +15,16 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from pccl._communicator import Communicator
-from pccl.data._exchange import TAG, fingerprint, require_dealt, require_equal, tell_all
+from pccl.data._exchange import TAG, fingerprint, require_dealt, require_equal, require_order, require_state, tell_all
 from pccl.data._members import communicator_of, founders, rank_in
+
+_log = logging.getLogger("pccl.data")
 
 _SETTINGS = "list of shards (their number, names and order), seed and shuffle"
 """What must be equal on all members."""
+
+_VAIN_STEPS = 2000
+"""After so many steps of a rank without records, and without a commit, `batches` warns."""
 
 
 class Mark(NamedTuple):
@@ -129,12 +135,12 @@ class _Part(IterableDataset[tuple[list[Mark], Any]]):
         for shard, content, skipped in plan:
             count = skipped
             for record in itertools.islice(self._read(content), skipped, None):
+                if len(records) == self._batch_size:  # not sooner: the last batch tells that its shard has ended
+                    yield list(marks.values()), self._collate(records)
+                    records, marks = [], {}
                 records.append(record)
                 count += 1
                 marks[shard] = Mark(shard, count, False)
-                if len(records) == self._batch_size:
-                    yield list(marks.values()), self._collate(records)
-                    records, marks = [], {}
             marks[shard] = Mark(shard, count, True)
         if marks:
             yield list(marks.values()), self._collate(records) if records else None
@@ -181,10 +187,13 @@ class ElasticShards:
         self._shards, self._read, self._batch_size, self._collate = shards, read, batch_size, collate
         self._comm = communicator
         self._progress = Progress(len(shards), seed, shuffle=shuffle)
-        self._fingerprint = fingerprint(len(shards), seed, bool(shuffle), *map(_name_of, shards))
+        names = [_name_of(one) for one in shards]
+        self._fingerprint = fingerprint(len(shards), seed, bool(shuffle), *names)
+        self._order = {"seed": seed, "shuffle": bool(shuffle), "names": fingerprint(*names)}
         self._lock = threading.RLock()
         self._place = 0
         self._era = 0
+        self._commits = 0
         self._given: dict[int, Mark] = {}
         """How far the program has got, of what is not committed."""
         self._sealed: dict[int, Mark] = {}
@@ -228,7 +237,9 @@ class ElasticShards:
         The last batches of a worker may be smaller. `arguments`: of the DataLoader that reads in workers.
         """
         self._require_members()
-        era = -1
+        with self._lock:
+            self._given = dict(self._sealed)  # a loop before was left, and its last batches are in no step
+        era, vain = -1, 0
         reader: Iterator[tuple[Sequence[Mark], Any]] = iter(())
         while self.remaining:
             if era != self._era:
@@ -237,19 +248,27 @@ class ElasticShards:
             marks, batch = next(reader, none)
             with self._lock:
                 self._given.update((mark.shard, mark) for mark in marks)
+                commits = self._commits
             if batch is not None or not marks:
                 yield batch
+            vain = vain + 1 if batch is None and commits == self._commits else 0
+            if vain == _VAIN_STEPS:
+                _log.warning("batches() gave None %d times, and nothing was committed: call commit() or Elastic.sync()", vain)
 
     def state_dict(self) -> dict[str, Any]:
         """How far each shard is committed, as plain numbers. It is the same on all members, and of any number of them."""
         with self._lock:
-            return self._progress.state()
+            return {**self._progress.state(), **self._order}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads what `state_dict` returned. Members load the same one, and call `sync` then. What was read ahead is dropped.
 
-        ValueError: the state is of another number of shards.
+        ValueError: the state is of another number of shards, of other names, seed or order, or of something else.
         """
+        require_state(state_dict, self.state_dict(), type(self).__name__)
+        require_order(state_dict, self._order)
+        if state_dict["shards"] == len(self._shards) and state_dict["names"] != self._order["names"]:
+            raise ValueError("the state is of shards of other names, or in another order; pass those of the run that saved it")
         with self._lock:
             self._progress.load(state_dict)
             self._drop()
@@ -304,6 +323,7 @@ class ElasticShards:
         return [self._fingerprint, *(int(number) for mark in marks for number in mark)]
 
     def _take_commit(self, rows: Mapping[Any, Sequence[int]]) -> bool:
+        self._commits += 1
         require_dealt(rows.keys(), self._progress.members)
         require_equal((row[0] for row in rows.values()), _SETTINGS)
         anew = self._progress.commit({member: _marks_from(row[1:]) for member, row in rows.items()})

@@ -204,6 +204,48 @@ def test_an_epoch_begins_without_records_of_the_one_before():
     assert sorted(found) == [(name, number) for name in (0, 1) for number in range(5)]
 
 
+def test_no_step_without_records_ends_a_stream_of_whole_batches():
+    shards = ElasticShards([(0, 6), (1, 4)], read, 2, collate=list)
+    sizes = []
+    for batch in shards.batches():
+        sizes.append(len(batch))
+        shards.commit()
+    assert sizes == [2, 2, 2, 2, 2]
+
+
+def test_what_a_loop_has_left_without_a_step_is_read_again():
+    shards = ElasticShards([(0, 6)], read, 2, collate=list)
+    found: list[Any] = []
+    for batch in shards.batches():
+        if len(found) == 2:
+            break
+        found += batch
+        shards.commit()
+    for batch in shards.batches():
+        found += batch
+        shards.commit()
+    assert found == [(0, number) for number in range(6)]
+
+
+def test_states_of_other_shards_are_refused():
+    shards = ElasticShards(["/a/one", "/a/two"], iter, 2)
+    ElasticShards(["/b/one", "/b/two"], iter, 2).load_state_dict(shards.state_dict())
+    with pytest.raises(ValueError, match="shards of other names, or in another order"):
+        ElasticShards(["/a/two", "/a/one"], iter, 2).load_state_dict(shards.state_dict())
+    with pytest.raises(ValueError, match="the state has seed=0, not 1"):
+        ElasticShards(["/a/one", "/a/two"], iter, 2, seed=1).load_state_dict(shards.state_dict())
+    with pytest.raises(ValueError, match="the state is of no ElasticShards: it lacks 'epoch', 'marks', 'names'"):
+        shards.load_state_dict({})
+
+
+def test_steps_without_records_and_commits_are_told(caplog):
+    shards = ElasticShards([(0, 3)], read, 2, collate=list)
+    batches = shards.batches()
+    for _ in range(2010):
+        next(batches)
+    assert caplog.text.count("gave None 2000 times, and nothing was committed: call commit() or Elastic.sync()") == 1
+
+
 def test_shards_have_the_same_names_under_different_folders():
     def number(*shards: Any) -> int:
         return ElasticShards(shards, read, 2)._fingerprint
