@@ -98,6 +98,29 @@ struct conn *master_conn_oldest(struct master *master, enum conn_state state) {
     return found;
 }
 
+static enum strangers_shown shown(const struct conn *conn) {
+    return strangers_shown(conn->stream, conn->stream->speaks || conn->in.bytes.length > 0);
+}
+
+void master_conn_drop_stranger(struct master *master) {
+    struct strangers strangers = {0};
+    struct conn *first = NULL;
+    uint64_t highest = 0;
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
+        const struct conn *conn = &master->conns[i];
+        if (conn->state == CONN_ANONYMOUS) strangers.counts[shown(conn)][conn->from]++;
+    }
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
+        struct conn *conn = &master->conns[i];
+        if (conn->state != CONN_ANONYMOUS) continue;
+        uint64_t rank = strangers_rank(&strangers, shown(conn), conn->from);
+        if (first != NULL && (rank < highest || (rank == highest && conn->deadline_ns >= first->deadline_ns))) continue;
+        first = conn;
+        highest = rank;
+    }
+    if (first != NULL) master_conn_close(master, first);
+}
+
 struct conn *master_conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms) {
     if (master->conn_count[CONN_UNUSED] == 0 && master->conn_count[CONN_CLOSING] > 0)
         master_conn_close(master, master_conn_oldest(master, CONN_CLOSING));

@@ -120,7 +120,7 @@ static void tell_lost(struct master *master) {
 
 static void tell_shortage(struct master *master, int error) {
     LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections now: %s", strerror(error));
-    if (master->conn_count[CONN_ANONYMOUS] > 0) master_conn_close(master, master_conn_oldest(master, CONN_ANONYMOUS));
+    master_conn_drop_stranger(master);
 }
 
 // ---- the other masters of the list ----
@@ -390,10 +390,10 @@ static void accept_some(struct master *master, struct transport_listener *listen
         if (transport_listener_pauses(listener)) tell_shortage(master, -error);
         if (error == -EAGAIN || transport_listener_pauses(listener)) return;
         if (error != 0) continue; // that connection was gone before it was accepted
-        if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS)
-            master_conn_close(master, master_conn_oldest(master, CONN_ANONYMOUS));
+        if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS) master_conn_drop_stranger(master);
         struct conn *conn = master_conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
         if (conn != NULL) conn->source = source;
+        if (conn != NULL) conn->from = strangers_slot(&source);
         if (conn != NULL) conn_handshake(master, conn);
     }
 }

@@ -13,6 +13,7 @@
 #include "master/core.h"
 #include "master/master.h"
 #include "net/conn.h"
+#include "net/strangers.h"
 #include "net/transport.h"
 #include "net/wire_control.h"
 
@@ -73,6 +74,7 @@ struct conn {
     bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
     int64_t deadline_ns; // ANONYMOUS, HELD, CLOSING, ASKED
     struct wire_address source; // family 0: over the local socket
+    uint8_t from;               // ANONYMOUS: slot of the source (net/strangers)
     struct conn_in in;
     struct conn_out out;
     bool wants_write;
@@ -151,6 +153,8 @@ void master_conn_end(struct master *master, struct conn *conn);
 void master_conn_forget_dials(struct master *master, struct conn *held);
 // The one whose deadline comes first; NULL: there is none.
 struct conn *master_conn_oldest(struct master *master, enum conn_state state);
+// Closes the ANONYMOUS connection that net/strangers names, if there is one.
+void master_conn_drop_stranger(struct master *master);
 bool master_conn_watch(struct master *master, struct conn *conn, uint32_t events);
 void master_conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length);
 void master_conn_flush(struct master *master, struct conn *conn);

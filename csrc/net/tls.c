@@ -286,6 +286,7 @@ static int connect_on(struct tls *tls) {
     stream->awaits = EPOLLIN;
     if (got < 0) return errno == EINTR ? -EAGAIN : -errno;
     if (got == 0) return -ECONNRESET;
+    stream->speaks = true;
     if (first == RECORD_HANDSHAKE) return begin(tls);
     send(stream->fd, CONN_WANTS_KEYS, sizeof CONN_WANTS_KEYS - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
     return -EPROTOTYPE;

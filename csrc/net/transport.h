@@ -93,6 +93,7 @@ struct transport {
     _Atomic uint32_t references;       // of transport.c alone
     enum transport_role role;
     struct transport_identity peer; // set by `step`
+    bool speaks;                    // accepted, and to prove who it is: its first byte has come; set by `step`
     int fd;                         // of net/ alone
     struct relay_hello *relay;      // owned; NULL: it is no relayed stream
     const struct card *card;        // that it was dialled from; NULL: the system chose

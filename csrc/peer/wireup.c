@@ -30,26 +30,32 @@ static bool is_strange(const struct connection *c, enum connection_state state) 
     return c != NULL && c->state == state && !transport_is_relayed(c->stream);
 }
 
-// Returns the oldest connection in this state from the address that has most of them; NULL if there are fewer than
-// `most` in all.
+static bool is_older(const struct connection *c, const struct connection *other) {
+    return c->since < other->since || (c->since == other->since && (int32_t)(c->serial - other->serial) < 0);
+}
+
+// Returns the connection in this state that is dropped first; NULL if there are fewer than `most` in all.
 static struct connection *find_surplus(const struct wireup *w, enum connection_state state, uint32_t most) {
-    struct connection *oldest = NULL;
-    uint32_t count = 0, counts[ADDRESS_SLOTS] = {0}, crowd = 0;
+    struct strangers strangers = {0};
+    struct connection *first = NULL;
+    uint64_t highest = 0;
+    uint32_t count = 0;
     for (uint32_t i = 0; i < w->slot_count; i++) {
         const struct connection *c = w->slots[i];
         if (!is_strange(c, state)) continue;
         count++;
-        if (++counts[c->from] > crowd) crowd = counts[c->from];
+        strangers.counts[strangers_shown(c->stream, c->asked)][c->from]++;
     }
     if (count < most) return NULL;
     for (uint32_t i = 0; i < w->slot_count; i++) {
         struct connection *c = w->slots[i];
-        if (!is_strange(c, state) || counts[c->from] < crowd) continue;
-        if (oldest == NULL || c->since < oldest->since ||
-            (c->since == oldest->since && (int32_t)(c->serial - oldest->serial) < 0))
-            oldest = c;
+        if (!is_strange(c, state)) continue;
+        uint64_t rank = strangers_rank(&strangers, strangers_shown(c->stream, c->asked), c->from);
+        if (first != NULL && (rank < highest || (rank == highest && !is_older(c, first)))) continue;
+        first = c;
+        highest = rank;
     }
-    return oldest;
+    return first;
 }
 
 // Drops a connection of a state when there are `most` of them.
@@ -207,7 +213,7 @@ static void accept_some(struct wireup *w, struct transport_listener *listener, i
         make_room(w, AWAIT_HELLO, part_of_limit(WIREUP_UNKNOWN_PART, WIREUP_UNKNOWN));
         struct connection *c = wireup_connection_new(w, stream, AWAIT_HELLO, EPOLLIN, now + WIREUP_UNKNOWN_MS * MS_NS);
         if (c == NULL) continue;
-        c->from = (uint8_t)(socket_address_network(&from) % ADDRESS_SLOTS);
+        c->from = strangers_slot(&from);
         take_hello(w, c);
     }
 }

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "net/conn.h"
 #include "net/keys.h"
+#include "net/strangers.h"
 #include "peer/wireup.h"
 
 enum {
@@ -14,7 +15,6 @@ enum {
     UNKNOWN_LEAST = 16,
     WITHIN_HOST_US = 500,           // at most
     RELAY_DIALS = KEYS_MAX_SECRETS, // of one that waits
-    ADDRESS_SLOTS = 256,
     LISTENERS = 1 + WIRE_MAX_ADDRESSES,
     MEASUREMENT_SAMPLES = 256,
 };
@@ -51,7 +51,7 @@ struct connection {
     bool padded;                  // AWAIT_ACK: the padding has come
     bool open;                    // AWAIT_HELLO: the handshake is over
     bool asked;                   // likewise: it does not ask for a relay
-    uint8_t from;                 // accepted: slot of the address
+    uint8_t from;                 // accepted: slot of the address (net/strangers)
     struct wire_link_hello hello; // sent, or received from AWAIT_HELLO on
     struct conn_in input;         // frame being received, and not one byte beyond
     struct conn_out output;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -352,6 +353,51 @@ def first_flight(keys: str) -> bytes:
                 flight = stream.recv(1 << 16)
             calling.error()
     return flight
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(4096, before[0]), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_newcomer_far_away_during_a_flood(files, many_descriptors):
+    """While its handshake is under way, the same host opens more connections than the master keeps of strangers."""
+    with MasterNode(LOCAL, keys=files.master) as master, ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        comm = stack.enter_context(Communicator(f"127.0.0.1:{listener.getsockname()[1]}", keys=files.peer))
+        joining = Background(comm.connect, 1)
+        peer = stack.enter_context(listener.accept()[0])
+        up = stack.enter_context(socket.create_connection(("127.0.0.1", master.port), timeout=PATIENCE))
+        up.sendall(peer.recv(1 << 16))
+        answer = up.recv(1 << 16)
+        for _ in range(1100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", master.port), timeout=PATIENCE))
+        peer.sendall(answer)
+        with forwarded(peer, up):
+            joining.result()
+
+
+@contextmanager
+def forwarded(one: socket.socket, other: socket.socket) -> Iterator[None]:
+    """Carries bytes both ways."""
+
+    def carry(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+
+    carriers = [Background(carry, *ends) for ends in ((one, other), (other, one))]
+    try:
+        yield
+    finally:
+        for end in (one, other):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for carrier in carriers:
+            carrier.result()
 
 
 def descriptors() -> int:

@@ -52,14 +52,16 @@ static struct transport *dial_from(uint8_t host, uint16_t port) {
     return far_end_new(fd);
 }
 
-static void say_hello(struct transport *stream) {
+static void say_hello_from(struct transport *stream, size_t begin, size_t end) {
     struct wire_buffer frame = {0};
     struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = other, .to = self};
     wire_encode_link_hello(&frame, (struct wire_header){.run = 7}, &hello);
     wire_encode_link_padding(&frame, (struct wire_header){.run = 7});
-    CHECK(far_end_write(stream, frame.bytes, frame.length));
+    CHECK(far_end_write(stream, frame.bytes + begin, (end < frame.length ? end : frame.length) - begin));
     wire_buffer_fini(&frame);
 }
+
+static void say_hello(struct transport *stream) { say_hello_from(stream, 0, SIZE_MAX); }
 
 static bool is_up(struct wireup *wireup) {
     struct wireup_event event;
@@ -231,6 +233,21 @@ int main(void) {
     for (int i = 0; i < STRANGERS / 2; i++) transport_free(strangers[i]);
     say_hello(honest);
     for (int i = 0; i < STRANGERS / 2; i++) strangers[i] = dial_from(2, port);
+    turn(wireup, epoll);
+    CHECK(is_up(wireup));
+    transport_free(honest);
+
+    check_case("of the same address, it has begun to speak, and the others are silent");
+    honest = dial_from(2, port);
+    say_hello_from(honest, 0, 1);
+    turn(wireup, epoll);
+    for (int i = STRANGERS / 2; i < STRANGERS; i++) {
+        transport_free(strangers[i]);
+        strangers[i] = dial_from(2, port);
+        if (i % 50 == 0) turn(wireup, epoll);
+    }
+    turn(wireup, epoll);
+    say_hello_from(honest, 1, SIZE_MAX);
     turn(wireup, epoll);
     CHECK(is_up(wireup));
     test_shortage(wireup, &any, &limit);
