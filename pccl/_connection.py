@@ -317,6 +317,7 @@ class Connection(Membership):
             self._attempt_list(deadline, join_only)
             return
         addresses = self._resolve(self._endpoint, deadline)
+        failures: list[str] = []
         for position, ip in enumerate(addresses):
             if ip != self._ip:
                 fresh = self._create(ip)
@@ -326,26 +327,34 @@ class Connection(Membership):
                 self._set_up(join_only)
                 self._connect_once(deadline)
                 return
-            except (ConnectError, UsageError):  # UsageError: this one is of another version
+            except (ConnectError, UsageError) as error:  # UsageError: this one is of another version
+                failures.append(error.detail)
                 if position == len(addresses) - 1:
+                    error.detail = "; ".join(failures)
                     raise
 
     def _attempt_list(self, deadline: Deadline, join_only: bool) -> None:
         """One attempt over all masters of the list; C tries them in turn, and keeps them for when the master is lost."""
         found: list[tuple[IP, int]] = []
-        failure: ConnectError | None = None
+        failures: list[ConnectError] = []
         for endpoint in self._endpoints:
             try:
                 found += [(ip, endpoint.port) for ip in self._resolve(endpoint, deadline)]
             except ConnectError as error:  # a standby whose name is not known today
-                failure = error
-        if failure is not None and not found:
-            raise failure
+                failures.append(error)
+        unknown = "; ".join(error.detail for error in failures)
+        if not found:
+            failures[0].detail = unknown
+            raise failures[0]
         masters = fill_socket_addresses(found[:MASTERS_MAX])
         with self._handle as pointer:
             PCCLError.check(_C.pccl_ext_comm_set_masters(pointer, masters, len(masters)), "pcclConnect")
         self._set_up(join_only)
-        self._connect_once(deadline)
+        try:
+            self._connect_once(deadline)
+        except ConnectError as error:
+            error.detail = "; ".join(filter(None, (unknown, error.detail)))
+            raise
 
     def _resolve(self, endpoint: Endpoint, deadline: Deadline) -> list[IP]:
         try:

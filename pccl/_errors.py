@@ -281,6 +281,11 @@ _CODES: dict[int, tuple[type[PCCLError], str]] = {
 """The class of the error for a code, and what it means where nothing else is known."""
 
 
+def reason_of(error: BaseException) -> str:
+    """Returns what an error says, as a part of the text of another one: without its call and code."""
+    return getattr(error, "detail", "") or str(error) or type(error).__name__
+
+
 def last_detail() -> str:
     """What the last failed call of this thread was about."""
     text: bytes = _ffi.string(_C.pccl_ext_detail())

@@ -508,8 +508,11 @@ void *master_loop(void *context) {
     uint32_t peers = 0;
     for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++)
         if (master->runs[i].core != NULL) peers += core_peer_count(master->runs[i].core);
-    LOG(LOG_NOTICE, "stopped, %u peer%s: %s", peers, peers == 1 ? "" : "s",
-        detached ? "the run waits for another master, or for this one to return" : "the run has ended");
+    if (activity_of_all(master) == WIRE_IDLE)
+        LOG(LOG_NOTICE, "stopped: no run was under way");
+    else
+        LOG(LOG_NOTICE, "stopped, %u peer%s: %s", peers, peers == 1 ? "" : "s",
+            detached ? "the run waits for another master, or for this one to return" : "the run has ended");
     pthread_mutex_lock(&master->lock);
     master->ended = true;
     pthread_cond_broadcast(&master->changed);

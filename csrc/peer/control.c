@@ -90,7 +90,7 @@ static void end_attempt(struct control *t, pcclResult_t code, const struct membe
         hang_up(t);
     } else if (view->number == 1) {
         LOG(LOG_NOTICE, "begins a new run: none was under way at the master %s",
-            master_link_address(c->master, (char[64]){0}));
+            master_link_address(c->master, (char[MASTER_LINK_ADDRESS]){0}));
     }
     pthread_mutex_lock(&c->lock);
     if (code != pcclSuccess) snprintf(c->reason, sizeof c->reason, "%s", text);
@@ -169,6 +169,16 @@ static bool try_next_master(struct control *t, int64_t now) {
     return true;
 }
 
+// Ends an attempt to connect, unless another master of the list may serve the run.
+static void end_connect(struct control *t, const struct member_action *action, int64_t now) {
+    const char *text = member_text(t->c->core);
+    if (action->code == pcclMasterConnectionFailed || action->code == pcclInvalidUsage) { // the latter: of its version
+        text = master_link_note(t->c->master, text);
+        if (try_next_master(t, now)) return;
+    }
+    end_attempt(t, action->code, &action->view, text);
+}
+
 // The master is lost: links and ops go on while another one is looked for.
 static void seek_master(struct control *t, bool anew, int64_t now) {
     const struct member *core = t->c->core;
@@ -240,12 +250,7 @@ static void perform(struct control *t, const struct member_action *action, int64
     case MEMBER_PROBE:
         wireup_probe(t->wireup, &action->id, &action->reach, action->duration_ms, now + member_link_limit_ns(c->core));
         break;
-    case MEMBER_CONNECT_END:
-        // pcclInvalidUsage: the master is of another version
-        if ((action->code != pcclMasterConnectionFailed && action->code != pcclInvalidUsage) ||
-            !try_next_master(t, now))
-            end_attempt(t, action->code, &action->view, member_text(c->core));
-        break;
+    case MEMBER_CONNECT_END: end_connect(t, action, now); break;
     case MEMBER_VOTE_END: end_vote(t, action); break;
     case MEMBER_SYNC_PLAN: shared_state_planned(c, action->plan, now); break;
     case MEMBER_RECHECK:
@@ -255,7 +260,8 @@ static void perform(struct control *t, const struct member_action *action, int64
     case MEMBER_SEEK: seek_master(t, action->anew, now); break;
     case MEMBER_FOUND:
         master_link_found(t->c->master, now);
-        recording_note(c->recorder, RECORDER_MASTER_FOUND, master_link_address(c->master, (char[64]){0}));
+        recording_note(c->recorder, RECORDER_MASTER_FOUND,
+                       master_link_address(c->master, (char[MASTER_LINK_ADDRESS]){0}));
         break;
     case MEMBER_WAITING: tell_waiting(t); break;
     case MEMBER_DONORS: control_precopy_begin(&t->precopy, c, t->wireup, action->donors, now); break;
@@ -433,11 +439,9 @@ static void take_frame(struct control *t, const struct master_event *event, int6
 }
 
 static void disconnected(struct control *t, const char *why, int64_t now) {
-    static const char not_a_master[] = " (is it the port of a pccl master, not of a peer?)";
-    char address[64], text[2 * MASTER_LINK_TEXT];
-    snprintf(text, sizeof text, "the connection to the master at %s broke: %s%s",
-             master_link_address(t->c->master, address), why,
-             member_phase(t->c->core) == MEMBER_JOINING ? not_a_master : "");
+    char address[MASTER_LINK_ADDRESS], text[2 * MASTER_LINK_TEXT];
+    snprintf(text, sizeof text, "the connection to the master at %s broke: %s",
+             master_link_address(t->c->master, address), why);
     member_disconnected(event_begin(t), text, now, &t->actions);
     event_end(t, now);
 }

@@ -37,12 +37,14 @@ struct master_link {
     uint64_t data;
     int64_t dial_deadline;
     struct recovery_seek seek;
-    const struct cards *cards; // borrowed
-    uint32_t card;             // that is dialled from
-    uint32_t cards_left;       // of a join, to be tried
-    bool seeking;              // the master is lost
+    const struct cards *cards;      // borrowed
+    uint32_t card;                  // that is dialled from
+    uint32_t cards_left;            // of a join, to be tried
+    char answers[MASTER_LINK_TEXT]; // of a join by one card: those of masters that were of no use
+    bool seeking;                   // the master is lost
     int64_t lost_at;
     bool readable;
+    bool heard;                // a frame, on this connection
     bool unreachable;          // to be told, as
     struct master_event ended; // MASTER_UNREACHABLE
     struct conn_in in;
@@ -153,15 +155,25 @@ static void change_card(struct master_link *m) {
     if (m->cards->count > 0) m->card = (m->card + 1) % m->cards->count;
 }
 
+const char *master_link_note(struct master_link *m, const char *answer) {
+    char address[MASTER_LINK_ADDRESS];
+    master_link_address(m, address);
+    size_t length = strlen(m->answers);
+    bool names = (m->seek.count > 1 || m->run.chars[0] != 0) && strstr(answer, address) == NULL;
+    snprintf(m->answers + length, sizeof m->answers - length, "%s%s%s%s%s", length > 0 ? "; " : "", names ? "at " : "",
+             names ? address : "", names ? ", " : "", answer);
+    return m->answers;
+}
+
 static void fail_dial(struct master_link *m, bool internal, const char *what, int error, int64_t now) {
-    char address[64];
-    struct master_event ended = {.kind = MASTER_UNREACHABLE, .internal = internal};
-    snprintf(ended.text, sizeof ended.text, "%s %s: %s", what, master_link_address(m, address),
-             transport_why(m->stream, error));
+    char address[MASTER_LINK_ADDRESS], text[MASTER_LINK_TEXT];
+    snprintf(text, sizeof text, "%s %s: %s", what, master_link_address(m, address), transport_why(m->stream, error));
     leave(m, false);
+    if (!m->seeking) master_link_note(m, text);
     bool more = recovery_seek_failed(&m->seek, now);
     if (!m->seeking && !more && m->cards_left > 0) {
         m->cards_left--;
+        m->answers[0] = 0;
         recovery_seek_begin(&m->seek, false, now);
         more = true;
         change_card(m);
@@ -169,11 +181,12 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
         change_card(m);
     }
     if (m->seeking) {
-        if (recovery_seek_tells(&m->seek, now)) LOG(LOG_ERR, "still seeks a master: %s", ended.text);
+        if (recovery_seek_tells(&m->seek, now)) LOG(LOG_ERR, "still seeks a master: %s", text);
     } else if (more) {
         dial(m, now);
     } else {
-        m->ended = ended;
+        m->ended = (struct master_event){.kind = MASTER_UNREACHABLE, .internal = internal};
+        memcpy(m->ended.text, m->answers, sizeof m->answers);
         m->unreachable = true;
     }
 }
@@ -190,6 +203,7 @@ static void dial(struct master_link *m, int64_t now) {
     m->state = DIALLING;
     m->stream = stream;
     pthread_mutex_unlock(&m->lock);
+    m->heard = false;
     m->dial_deadline =
         now + (m->seeking || m->seek.count > 1 || m->cards_left > 0 ? SEEK_DIAL_MS : MEMBER_JOIN_LIMIT_MS) * MS_NS;
     if (!watch(m, EPOLLOUT)) fail_dial(m, true, "cannot watch the connection to the master at", errno, now);
@@ -205,6 +219,7 @@ void master_link_join(struct master_link *m, struct transport_context *transport
     m->seek.masters = masters;
     m->seek.count = count;
     m->unreachable = false;
+    m->answers[0] = 0;
     recovery_seek_begin(&m->seek, false, now);
     dial(m, now);
 }
@@ -232,7 +247,7 @@ void master_link_seek(struct master_link *m, bool anew, int64_t now) {
 }
 
 void master_link_found(struct master_link *m, int64_t now) {
-    char address[64];
+    char address[MASTER_LINK_ADDRESS];
     LOG(LOG_NOTICE, "continues with the master at %s, after %lld ms", master_link_address(m, address),
         (long long)((now - m->lost_at) / MS_NS));
     m->seeking = false;
@@ -288,12 +303,22 @@ static bool broke(struct master_link *m, struct master_event *out, const char *w
     return true;
 }
 
+// `error`: 0 if the other end has closed it.
+static bool ended(struct master_link *m, struct master_event *out, int error) {
+    if (error == 0 && conn_in_end(&m->in) == -ENOKEY) return broke(m, out, transport_error(-ENOKEY));
+    bool unknown = !m->heard && !m->stream->type->proves;
+    broke(m, out, error < 0 ? transport_error(error) : "the master closed it");
+    if (unknown) strncat(out->text, " (is it the port of a pccl master, not of a peer?)", sizeof out->text / 2);
+    return true;
+}
+
 // A whole frame of the input, or bytes that are none. False: more has to be read.
 static bool take_frame(struct master_link *m, struct master_event *out) {
     out->kind = MASTER_FRAME;
     switch (conn_in_next(&m->in, conn_carries_control, &out->header, &out->body)) {
     case CONN_MORE: return false;
     case CONN_FRAME:
+        m->heard = true;
         if (out->header.type == WIRE_EPOCH) transport_vouch(m->stream);
         return true;
     default: conn_in_clear(&m->in); return broke(m, out, "it sent invalid bytes: is it a pccl master of this version?");
@@ -319,10 +344,7 @@ bool master_link_next(struct master_link *m, struct master_event *out, int64_t *
         if (got == -EAGAIN)
             m->readable = false;
         else if (got <= 0)
-            return broke(m, out,
-                         got < 0                          ? transport_error((int)got)
-                         : conn_in_end(&m->in) == -ENOKEY ? transport_error(-ENOKEY)
-                                                          : "the master closed it");
+            return ended(m, out, (int)got);
     }
     return false;
 }
@@ -358,6 +380,9 @@ bool master_link_has_earlier(const struct master_link *m) { return m->seek.at > 
 int64_t master_link_round_trip_ns(const struct master_link *m) {
     return transport_gauge(m->stream).round_trip_us * US_NS;
 }
-const char *master_link_address(const struct master_link *m, char out[64]) {
-    return socket_address_format(out, 64, recovery_seek_master(&m->seek));
+const char *master_link_address(const struct master_link *m, char out[MASTER_LINK_ADDRESS]) {
+    char address[64];
+    socket_address_format(address, sizeof address, recovery_seek_master(&m->seek));
+    snprintf(out, MASTER_LINK_ADDRESS, "%s%s%s", address, m->run.chars[0] != 0 ? "/" : "", m->run.chars);
+    return out;
 }

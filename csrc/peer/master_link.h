@@ -16,7 +16,10 @@
 
 struct master_link;
 
-enum { MASTER_LINK_TEXT = 240 };
+enum {
+    MASTER_LINK_TEXT = WIRE_MAX_TEXT + 64,
+    MASTER_LINK_ADDRESS = 72 + WIRE_MAX_RUN, // of a master, with '/' and the name of the run
+};
 
 enum master_event_kind {
     MASTER_ANSWERS,     // a dialled connection is made: to be followed by master_link_use or master_link_refuse
@@ -51,6 +54,9 @@ void master_link_join(struct master_link *link, struct transport_context *transp
                       uint32_t count, int64_t now_ns);
 // Dials the next master of the list, after this one has refused the newcomer. Returns false if there is none.
 bool master_link_join_next(struct master_link *link, int64_t now_ns);
+// Notes the answer of a master that is of no use to a newcomer. Returns what all masters of the list have answered so
+// far, which stays until the next call or join.
+const char *master_link_note(struct master_link *link, const char *answer);
 // The master is lost: closes, and dials the masters of the list again and again; `anew`: from the first one on.
 void master_link_seek(struct master_link *link, bool anew, int64_t now_ns);
 // The run goes on with the master that is connected.
@@ -75,7 +81,7 @@ bool master_link_is_open(const struct master_link *link);
 bool master_link_seeks(const struct master_link *link);
 bool master_link_has_earlier(const struct master_link *link); // the list, than the master that is connected
 int64_t master_link_round_trip_ns(const struct master_link *link);
-// The master that is dialled or connected, in words.
-const char *master_link_address(const struct master_link *link, char out[64]);
+// The master that is dialled or connected, and the run, as users write them.
+const char *master_link_address(const struct master_link *link, char out[MASTER_LINK_ADDRESS]);
 
 #endif

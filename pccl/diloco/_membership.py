@@ -17,7 +17,7 @@ import torch
 
 from pccl._communicator import Communicator
 from pccl._enums import Attribute
-from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError
+from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError, reason_of
 from pccl._membership import NEWCOMERS_ONLY
 from pccl._state import SharedState, SharedStateSyncInfo
 from pccl.diloco._average import START_TAG, exchange
@@ -271,7 +271,7 @@ class Membership:
 
 
 def _no_state(failure: PCCLError | None) -> JoinError:
-    why = "" if failure is None else f" ({failure})"
+    why = "" if failure is None else f" ({reason_of(failure)})"
     return JoinError(f"this peer could not join the run: no member that has its state is left{why}")
 
 

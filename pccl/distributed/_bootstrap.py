@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
-from pccl._errors import PCCLError, PCCLTimeoutError
+from pccl._errors import PCCLError, PCCLTimeoutError, reason_of
 from pccl._master import RunState, run_state
 from pccl._own_keys import why_plain
 from pccl._supervisor import restore_environment
@@ -127,7 +127,7 @@ def _join_run(comm: Communicator, board: Board, job: Job) -> str:
         text = f"rank {board.rank} has waited at the master {addresses} for the timeout of init_process_group: {error.detail}"
         raise BootstrapError(text) from None
     except PCCLError as error:
-        raise BootstrapError(f"rank {board.rank} cannot connect to the master {addresses}: {error}") from None
+        raise BootstrapError(f"rank {board.rank} cannot connect to the master {addresses}: {reason_of(error)}") from None
     return ""
 
 
@@ -183,7 +183,7 @@ def _begin_run(comm: Communicator, board: Board, job: Job) -> str:
             "PCCL_MASTER out. If it serves another job, name a run of its own: PCCL_MASTER=host:port/name"
         )
     except PCCLError as error:
-        return f"rank 0 cannot connect to the master {addresses}: {error}"
+        return f"rank 0 cannot connect to the master {addresses}: {reason_of(error)}"
     there = comm.global_world_size
     if there == 1:
         return ""

@@ -15,7 +15,7 @@ from pccl import _native
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
 from pccl._credentials import environment_has_some
-from pccl._errors import ConnectError, PCCLError
+from pccl._errors import ConnectError, PCCLError, reason_of
 from pccl._files import open_log
 from pccl._keys import KeysError
 from pccl._own_keys import INSECURE_VARIABLE, OwnKeys, check_folder, why_plain
@@ -64,7 +64,8 @@ def start_masters(board: Board, places: Sequence[Place], held: contextlib.ExitSt
     for number, rank in enumerate(starters):
         problem = board.read("started", number, rank)
         if problem:
-            raise BootstrapError(f"rank {rank} could not start the master {listed[number]}: {problem}")
+            given = ". If a master runs already, give all ranks PCCL_MASTER=host:port" if environment_has_some() else ""
+            raise BootstrapError(f"rank {rank} could not start the master {listed[number]}: {problem}{given}")
     return Job(",".join(listed), [listed[number] for number in own], master_keys, peer_keys)
 
 
@@ -87,14 +88,14 @@ def _share_keys(board: Board, held: contextlib.ExitStack, *, local: bool) -> tup
             try:
                 folder = str(held.enter_context(OwnKeys()).folder)
             except (OSError, KeysError, PCCLError) as error:
-                problem = str(error)
+                problem = reason_of(error)
         board.tell("keys", 0, json.dumps([folder, problem]))
     folder, problem = json.loads(board.read("keys", 0, 0))
     if folder:
         try:
             return check_folder(folder)
         except (OSError, KeysError) as error:
-            problem = str(error)
+            problem = reason_of(error)
     elif plain:
         return "", ""
     raise BootstrapError(
@@ -155,7 +156,7 @@ def start_master(address: str, listed: str, deadline: Deadline, *, new: bool = F
         return str(error)
     finally:
         os.close(target)
-    said = begun.stdout.strip()
+    said = begun.stdout.strip().removeprefix(f"pccl master cannot listen on {address}: ")
     return "" if LISTENS in said else said or f"it ended without a word (status {begun.returncode})"
 
 

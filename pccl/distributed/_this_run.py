@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from pccl._communicator import Communicator
-from pccl._errors import JoinError, StateLostError
+from pccl._errors import JoinError, StateLostError, reason_of
 from pccl._supervisor import JOINED, KEYS
 from pccl._waits import tell_supervisor
 
@@ -63,7 +63,7 @@ class ThisRun:
             comm.close()  # whatever went wrong, members must not wait for this process
             if not isinstance(error, Exception) or isinstance(error, StateLostError):
                 raise
-            text = f"this process could not join the run at {self.to_join}: {error or type(error).__name__}"
+            text = f"this process could not join the run at {self.to_join}: {reason_of(error)}"
             raise JoinError(text) from error
         self.joined()
 

@@ -86,6 +86,17 @@ def test_a_list_of_masters_is_searched_for_a_run_to_join() -> None:
         joining.result()
 
 
+def test_each_master_of_a_list_is_named_with_its_answer() -> None:
+    dead, standby = (f"127.0.0.1:{port}" for port in free_ports(2))
+    with MasterNode(standby, masters=f"{dead},{standby}"), Communicator(f"nobody.invalid:1,{dead},{standby}/bert") as comm:
+        with pytest.raises(ConnectError) as caught:
+            comm.connect(1)
+    unknown, refused, idle = caught.value.detail.split("; ", 2)
+    assert "the name nobody.invalid cannot be resolved" in unknown
+    assert f"at {dead}/bert: Connection refused" in refused
+    assert f"at {standby}/bert, the master refused this peer: this master is a standby" in idle
+
+
 def said(code: str, address: str, **environment: str) -> str:
     """What a process of its own logs; pytest configures `logging`, which takes the core's lines from standard error."""
     code = f"import sys, threading\nfrom pccl import Communicator, MasterNode\naddress = sys.argv[1]\n{code}"
@@ -109,9 +120,10 @@ with Communicator(address) as first, Communicator(address) as second:
 
 
 def test_peers_say_who_begins_a_run_and_whom_they_lost(master: MasterNode) -> None:
-    text = said(TWO_PEERS, address_of(master))
+    text = said(TWO_PEERS, f"{address_of(master)}/bert")
     before, _, after = text.partition("name ")
     assert before.count("begins a new run") == text.count("begins a new run") == 1
+    assert f"none was under way at the master {address_of(master)}/bert" in before
     assert f"peer {after.splitlines()[0]} at 127.0.0.1:" in after
     assert after.count("lost; members left in the group: 1") == 1
 

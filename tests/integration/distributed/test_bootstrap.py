@@ -226,6 +226,16 @@ def test_the_log_of_the_masters(monkeypatch, tmp_path):
         _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
 
 
+@pytest.mark.plain("it makes keys of its own")
+def test_keys_of_peers_without_a_master_are_told_with_both_ways_out(monkeypatch, tmp_path):
+    monkeypatch.setenv("PCCL_KEYS", str(_keys.write_files(tmp_path / "run", _keys.new_keys())[1]))
+    with pytest.raises(_board.BootstrapError) as caught:
+        _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
+    assert "run.peer are for peers: a master needs the other file" in caught.value.detail
+    assert "If a master runs already, give all ranks PCCL_MASTER=host:port" in caught.value.detail
+    assert "cannot listen" not in caught.value.detail
+
+
 def test_a_master_that_cannot_start_is_told_with_the_reason():
     deadline = Deadline(PATIENCE)
     with socket.create_server(("127.0.0.1", 0)) as taken:

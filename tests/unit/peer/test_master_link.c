@@ -107,7 +107,7 @@ static void test_join(void) {
     begin("a newcomer dials the list in its order, once");
     struct wire_address masters[2] = {nobody()};
     int listener = listen_at(&masters[1]);
-    char text[64], want[64];
+    char text[MASTER_LINK_ADDRESS], want[64];
     master_link_join(link_, far_end_context(), masters, 2, platform_now_ns());
     expect(MASTER_ANSWERS);
     CHECK_STR(master_link_address(link_, text), socket_address_format(want, sizeof want, &masters[1]));
@@ -116,7 +116,8 @@ static void test_join(void) {
     CHECK(master_link_is_open(link_));
     close(accept_at(listener));
     expect(MASTER_BROKE);
-    CHECK_STR(event.text, "the master closed it");
+    CHECK_STR(event.text, "the master closed it (is it the port of a pccl master, not of a peer?)");
+    CHECK(strstr(master_link_note(link_, "it is a standby"), want) != NULL);
     CHECK(!master_link_join_next(link_, platform_now_ns()));
     close(listener);
     end();
@@ -126,6 +127,8 @@ static void test_join(void) {
     master_link_join(link_, far_end_context(), masters, 2, platform_now_ns());
     expect(MASTER_UNREACHABLE);
     CHECK(!event.internal && strstr(event.text, "cannot connect") != NULL);
+    for (int i = 0; i < 2; i++)
+        CHECK(strstr(event.text, socket_address_format(want, sizeof want, &masters[i])) != NULL);
     CHECK_EQ(master_link_deadline(link_), INT64_MAX);
     end();
 }
@@ -155,6 +158,17 @@ static void test_first(void) {
     expect(MASTER_BROKE);
     CHECK(strstr(event.text, "invalid bytes") != NULL);
     close(fd);
+
+    check_case("one that has spoken is no peer");
+    master_link_join(link_, far_end_context(), &master, 1, platform_now_ns());
+    expect(MASTER_ANSWERS);
+    master_link_use(link_, NULL);
+    fd = accept_at(listener);
+    write_frame(fd, WIRE_HEARTBEAT);
+    expect(MASTER_FRAME);
+    close(fd);
+    expect(MASTER_BROKE);
+    CHECK_STR(event.text, "the master closed it");
     close(listener);
     end();
 }
@@ -198,7 +212,7 @@ static void test_backlog(void) {
     master_link_use(link_, NULL);
     REQUIRE(pthread_create(&sender, NULL, send_many, NULL) == 0);
     expect(MASTER_BROKE); // the master has read all, and closed
-    CHECK_STR(event.text, "the master closed it");
+    CHECK(strstr(event.text, "the master closed it") != NULL);
     pthread_join(sender, NULL);
     pthread_join(reader, NULL);
     close(listener);
