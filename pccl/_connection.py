@@ -70,6 +70,15 @@ def _wants_spans(asked: bool | None) -> bool:
     return is_wanted(asked)
 
 
+def _interfaces(given: str | Sequence[str] | None) -> str | None:
+    """The names of network cards as C wants them: with commas. TypeError: not a name, or names."""
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"interface must be a name such as 'eth0', or a sequence of names, not {given!r}")
+    return ",".join(given)
+
+
 def _stop(live: set[Any], stacks: Watch, pointer: Any) -> None:
     stop(live, pointer)
     stacks.join()
@@ -110,7 +119,7 @@ class Connection(Membership):
             UNSET if min_members_timeout is None else milliseconds("min_members_timeout", min_members_timeout, 0, 86400),
         )
         self._name = None if name is None else check_name(name)
-        self._interface = interface if interface is None or isinstance(interface, str) else ",".join(interface)
+        self._interface = _interfaces(interface)
         self._keys = credentials(keys, cert, key, ca)
         self._insecure = insecure
         self._event_path = None if events is None else event_file(events)

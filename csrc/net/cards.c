@@ -11,10 +11,13 @@
 
 static const char none[] = "none";
 
-// Whether this is an address to be dialled: link-local ones need a scope, which they cannot carry to another host.
+// Whether this is an address to be dialled: no multicast or broadcast one, and no link-local one, which needs a scope
+// that it cannot carry to another host.
 static bool is_usable(const struct wire_address *address) {
-    return !socket_address_is_any(address) &&
-           (address->family == 4 || address->bytes[0] != 0xfe || (address->bytes[1] & 0xc0) != 0x80);
+    const uint8_t *bytes = address->bytes;
+    if (socket_address_is_any(address)) return false;
+    if (address->family == 4) return bytes[0] < 224;
+    return bytes[0] != 0xff && (bytes[0] != 0xfe || (bytes[1] & 0xc0) != 0x80);
 }
 
 // Finds the address of an interface: its first of IPv4, or else of IPv6.
@@ -42,20 +45,37 @@ static bool find_device(const struct ifaddrs *all, const struct wire_address *ad
     return socket_address_is_loopback(address); // all of 127.0.0.0/8
 }
 
+// Reads an address with or without a port. One of IPv6 may be in brackets.
 static bool parse(const char *text, struct wire_address *out) {
+    char inside[INET6_ADDRSTRLEN];
+    size_t length = strlen(text);
     *out = (struct wire_address){.family = 4};
     if (inet_pton(AF_INET, text, out->bytes) == 1) return true;
     out->family = 6;
     if (inet_pton(AF_INET6, text, out->bytes) == 1) return true;
-    return socket_address_parse(text, strlen(text), out);
+    if (length > 2 && length - 2 < sizeof inside && text[0] == '[' && text[length - 1] == ']') {
+        snprintf(inside, sizeof inside, "%.*s", (int)length - 2, text + 1);
+        return inet_pton(AF_INET6, inside, out->bytes) == 1;
+    }
+    return socket_address_parse(text, length, out);
 }
 
+// Lists the interfaces that may be named.
 static void list_interfaces(const struct ifaddrs *all, char *out, size_t capacity) {
+    struct wire_address address;
     size_t at = 0;
     out[0] = 0;
     for (const struct ifaddrs *one = all; one != NULL && at + IF_NAMESIZE + 2 < capacity; one = one->ifa_next)
-        if (one->ifa_addr != NULL && one->ifa_addr->sa_family == AF_PACKET)
+        if (one->ifa_addr != NULL && one->ifa_addr->sa_family == AF_PACKET &&
+            find_address(all, one->ifa_name, &address))
             at += (size_t)snprintf(out + at, capacity - at, "%s%s", at > 0 ? ", " : "", one->ifa_name);
+}
+
+static bool is_announced(const struct wire_reach *reach, const struct wire_address *address) {
+    for (uint32_t i = 0; i < reach->count; i++)
+        if (socket_address_same_host(&reach->addresses[i], address) && reach->addresses[i].port == address->port)
+            return true;
+    return false;
 }
 
 static bool has(const struct cards *cards, const struct wire_address *address) {
@@ -95,10 +115,6 @@ static bool take_interface(struct cards *out, const struct ifaddrs *all, const c
 static bool take_address(struct cards *out, const struct ifaddrs *all, const char *text, bool makes_cards, char *why) {
     struct wire_address address;
     char device[IF_NAMESIZE];
-    if (out->reach.count == WIRE_MAX_ADDRESSES) {
-        snprintf(why, CARDS_WHY_BYTES, "PCCL_ADDRESS has more than %d addresses", WIRE_MAX_ADDRESSES);
-        return false;
-    }
     if (!parse(text, &address) || !is_usable(&address)) {
         snprintf(why, CARDS_WHY_BYTES,
                  "PCCL_ADDRESS: %.64s is not an address that others can dial; give numbers such as 10.0.1.5 or "
@@ -106,21 +122,29 @@ static bool take_address(struct cards *out, const struct ifaddrs *all, const cha
                  text);
         return false;
     }
+    if (is_announced(&out->reach, &address)) return true;
+    if (out->reach.count == WIRE_MAX_ADDRESSES) {
+        snprintf(why, CARDS_WHY_BYTES, "PCCL_ADDRESS has more than %d addresses", WIRE_MAX_ADDRESSES);
+        return false;
+    }
     out->reach.addresses[out->reach.count++] = address;
     if (makes_cards && find_device(all, &address, device)) add_card(out, &address, device);
     return true;
 }
 
-// Takes the items of a list between commas.
+// Takes the items of a list between commas, without the spaces around them.
 static bool each(struct cards *out, const struct ifaddrs *all, const char *list, bool interfaces, bool makes_cards,
                  char *why) {
+    list += strspn(list, " ");
     while (*list != 0) {
         char item[80];
-        size_t length = strcspn(list, ",");
-        snprintf(item, sizeof item, "%.*s", (int)length, list);
+        size_t length = strcspn(list, ","), kept = length;
+        while (kept > 0 && list[kept - 1] == ' ') kept--;
+        snprintf(item, sizeof item, "%.*s", (int)kept, list);
         if (!(interfaces ? take_interface(out, all, item, why) : take_address(out, all, item, makes_cards, why)))
             return false;
         list += length + (list[length] == ',');
+        list += strspn(list, " ");
     }
     return true;
 }

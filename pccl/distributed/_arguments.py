@@ -44,9 +44,10 @@ _REDUCE_OPS = {
 def reduce_op(options: Any) -> ReduceOp:
     """The reduction that torch's options, or an operation given in their place, ask for."""
     asked = dist.ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
-    found = _REDUCE_OPS.get(getattr(asked, "op", asked))
+    kind = getattr(asked, "op", asked)  # of what carries a factor, too
+    found = _REDUCE_OPS.get(kind)
     if found is None:
-        raise ValueError(f"{asked} is not supported; multiply the tensor first, and use SUM")
+        raise ValueError(f"{kind} is not supported; multiply the tensor first, and use SUM")
     return found
 
 

@@ -23,3 +23,9 @@ def test_a_card_that_is_not_there():
     ) as caught:
         Communicator("127.0.0.1:1", interface=["lo", "nothing0"]).connect(timeout=20)
     assert caught.value.result == Result.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("interface", [5, ["lo", 3], {"lo"}])
+def test_what_is_no_name_of_an_interface(interface):
+    with pytest.raises(TypeError, match="interface must be a name such as 'eth0', or a sequence of names"):
+        Communicator("127.0.0.1:1", interface=interface)

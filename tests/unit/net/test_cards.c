@@ -32,6 +32,11 @@ static void test_good(void) {
     CHECK(cards_read(&cards, "lo", "203.0.113.7", why));
     REQUIRE(cards.count == 1 && cards.reach.count == 1);
     CHECK(cards.reach.addresses[0].bytes[0] == 203);
+    check_case("spaces around items, an address twice, and one of IPv6 in brackets");
+    CHECK(cards_read(&cards, " lo , lo ", " 203.0.113.7 , 203.0.113.7,203.0.113.7:7000, [2001:db8::1] ", why));
+    REQUIRE(cards.count == 1 && cards.reach.count == 3);
+    CHECK(strcmp(text_of(&cards.reach.addresses[0]), "203.0.113.7:0") == 0);
+    CHECK(strcmp(text_of(&cards.reach.addresses[2]), "[2001:db8::1]:0") == 0);
     check_case("nobody can dial it");
     CHECK(cards_read(&cards, "lo", "none", why));
     CHECK(cards.count == 1 && cards.reach.count == 0 && cards.reach.closed);
@@ -48,6 +53,11 @@ static void test_bad(void) {
         {NULL, "0.0.0.0", "PCCL_ADDRESS: 0.0.0.0"},
         {NULL, "127.0.0.1,", NULL},
         {NULL, "fe80::1", "PCCL_ADDRESS: fe80::1"},
+        {NULL, "224.0.0.1", "PCCL_ADDRESS: 224.0.0.1"},
+        {NULL, "255.255.255.255", "PCCL_ADDRESS: 255.255.255.255"},
+        {NULL, "ff02::1", "PCCL_ADDRESS: ff02::1"},
+        {NULL, "[10.0.0.1]", "PCCL_ADDRESS: [10.0.0.1]"},
+        {NULL, "10.0.0.1 10.0.0.2", "PCCL_ADDRESS: 10.0.0.1 10.0.0.2"},
         {NULL, "10.0.0.1:99999", "PCCL_ADDRESS: 10.0.0.1:99999"},
         {NULL, "127.0.0.1,,127.0.0.2", "PCCL_ADDRESS: "},
         {NULL, "127.0.0.1,127.0.0.2,127.0.0.3,127.0.0.4,127.0.0.5", "more than 4"},
