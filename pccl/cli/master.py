@@ -93,7 +93,7 @@ def command(
 
     address = listen or default_address(any(named.values()), insecure)
 
-    page = None if web is None else _page_command(web, address, paths, insecure)
+    page = None if web is None else _page_command(web, address, masters, paths, insecure)
 
     def serve_given(ready: Callable[[], None] = lambda: None) -> int:
         def begin() -> None:
@@ -106,15 +106,20 @@ def command(
     sys.exit(serve_in_background(log, serve_given) if background else serve_given())
 
 
-def _page_command(web: str, address: str, paths: Mapping[str, str | None], insecure: bool) -> list[str]:
-    """The command of a page for this master; it ends with the process that starts it. UsageError: there can be none."""
+def _page_command(web: str, address: str, masters: str | None, paths: Mapping[str, str | None], insecure: bool) -> list[str]:
+    """The command of a page for the run of these masters; it ends with the process that starts it. UsageError: there can be none.
+
+    A standby's page asks the other masters, too, so it has the history from before a takeover.
+    """
     if importlib.util.find_spec("prometheus_client") is None:
         raise click.UsageError("--web needs prometheus_client, which is not installed: pip install 'pccl[web]'")
     host, _, port = address.rpartition(":")
     if port == "0":
         raise click.UsageError("--web needs to know the port of --listen: choose one")
     reached = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    words = [sys.executable, "-m", "pccl", "web", "--master", f"{reached}:{port}", "--listen", web]
+    own = f"{reached}:{port}"
+    others = [one for one in (masters or "").split(",") if one and one not in (own, address)]
+    words = [sys.executable, "-m", "pccl", "web", "--master", ",".join([own, *others]), "--listen", web]
     for name, path in paths.items():
         words += [f"--{name}", path] if path else []
     return [*words, *(["--insecure"] if insecure else [])]

@@ -6,6 +6,7 @@ const WAITS_SECONDS = 2, SILENT_SECONDS = 2, ROW = 20, AXIS = 22, EVENTS_MOST = 
 const RECENT_SECONDS = 60; // for which a loss is news
 const LIVE_SECONDS = [20, 120]; // of the time line of a run that goes on, until the reader zooms
 const REPORTS_MOST = 6;
+const NAME_MOST = { table: 18, ring: 14, line: 15 }; // letters
 const GAP_SECONDS = 20; // between samples; more is time without figures
 const SLOW_SHARE = 0.5; // of the usual speed of a link
 const labels = () => Math.min(150, 0.3 * $("line").clientWidth); // width of the names beside the time line
@@ -21,9 +22,11 @@ const run = {
   states: { times: [], values: [] }, // shared state: {groups: {group: state}, others: {id: state}}, [revision, hash, replaced] each
   joiners: { times: [], values: [] }, // {id: {name, does, done, total, eta}}: peers on their way into the run
   failovers: [], // times at which another master took the run up
+  domain: "", // what all names end with
   sums: [], // {at, operations, spent, useful}: since the beginning; seconds of members, and of these, those without waits
   first: Infinity, last: -Infinity, live: true,
 };
+const drawn = { top: 0, height: 1, rows: [] }; // the rows of the time line
 const view = { from: 0, to: 1, at: null, chosen: false }; // `at`: the time that is shown; null: the newest
 
 const $ = (id) => document.getElementById(id);
@@ -41,7 +44,16 @@ function memberOf(event) {
   const member = run.members.get(id);
   const open = member.spans.at(-1);
   if (!open || open[1] !== Infinity) member.spans.push([event.at, Infinity]);
-  return Object.assign(member, { name: event.name, address: event.address, group: event.group });
+  const renamed = member.name !== event.name;
+  Object.assign(member, { name: event.name, address: event.address, group: event.group });
+  if (renamed) run.domain = commonEnd([...run.members.values()].map((one) => one.name).filter(Boolean));
+}
+
+// What all names end with, from a dot on, such as the domain of the hosts.
+function commonEnd(names) {
+  let end = names[0] ?? "";
+  for (const name of names) while (!name.endsWith(end)) end = end.slice(1);
+  return names.length > 1 && end.includes(".") ? end.slice(end.indexOf(".")) : "";
 }
 
 function take(event) {
@@ -133,6 +145,11 @@ const lostAt = (at) => [...run.members].flatMap(([id, member]) => // the newest 
   (member.spans ?? []).filter(([, to]) => to <= at && at - to < RECENT_SECONDS && !isIn(member, at)).slice(-1).map(([, to]) => [id, to]))
   .sort((a, b) => b[1] - a[1]);
 const shownTime = () => view.at ?? run.last;
+// Where there is no room for a whole name: without the domain, and with its two ends.
+function brief(id, most) {
+  const { name } = run.members.get(id), letters = [...(name ? name.slice(0, name.length - run.domain.length) || name : id)];
+  return letters.length <= most ? letters.join("") : [...letters.slice(0, (most >> 1) - 1), "…", ...letters.slice(-(most - (most >> 1)))].join("");
+}
 const label = (id) => { const name = run.members.get(id)?.name; return name ? `${name} (${id})` : id; };
 
 // ---- numbers and times as text ----
@@ -243,7 +260,7 @@ function stateOf(id, member, at) {
 }
 
 function drawMembers(at, members, findings) {
-  const head = ["member", "name", "operations/s", "ms each", "in operations", "in flight", "oldest s", "late ms", "silent s", "thread"];
+  const head = ["member", "name", "operations / s", "ms each", "in operations", "in flight", "oldest s", "late ms", "silent s", "thread"];
   const synced = valuesAt(run.states, at) !== null;
   if (synced) head.splice(2, 0, "state");
   const row = (cells, tag) => {
@@ -256,9 +273,9 @@ function drawMembers(at, members, findings) {
   $("members").replaceChildren(row(acts ? [...head, ""] : head, "th"), ...members.map(([id, member]) => {
     const v = valuesAt(member, at) ?? new Array(8).fill(0);
     const share = (value) => `${Math.round(100 * value)}%`;
-    const made = row([id, member.name, digits(v[0]), digits(v[1]), share(v[2]), v[3], digits(v[4]), digits(v[5]), digits(v[6]), share(v[7])], "td");
+    const made = row([id, member.name && brief(id, NAME_MOST.table), digits(v[0]), digits(v[1]), share(v[2]), v[3], digits(v[4]), digits(v[5]), digits(v[6]), share(v[7])], "td");
     made.className = findings.some((one) => one.member === id || one.other === id) ? "named" : "";
-    made.title = member.address;
+    made.title = [member.name, member.address].filter(Boolean).join(" at ");
     const state = stateOf(id, member, at);
     if (synced) Object.assign(made.insertBefore(document.createElement("td"), made.children[2]), { textContent: state.text, title: state.why, className: state.why ? "differs" : "" });
     made.dataset.member = id;
@@ -329,7 +346,8 @@ function drawRing(at, members, findings) {
     if (ids.length > 32 && !finding && !gone) continue;
     const state = gone ? "lost" : sign[finding?.finding] ?? (silent ? "silent" : "");
     const spot = { x: x * 1.08, y: y * 1.13 + 3, "text-anchor": x < -20 ? "end" : x > 20 ? "start" : "middle" };
-    const text = svg("text", spot, run.members.get(id).name || id);
+    const text = svg("text", spot, brief(id, NAME_MOST.ring));
+    text.append(svg("title", {}, label(id)));
     if (state) text.append(svg("tspan", { class: "state", x: spot.x, dy: y < -40 ? -11 : 11 }, state));
     shapes.push(text);
   }
@@ -353,6 +371,7 @@ function drawLine(at) {
     canvas.height = Math.round(height * ratio);
     canvas.style.height = `${height}px`;
   }
+  Object.assign(drawn, { top: ROW, height: row, rows: rows.map(([id]) => id) });
   const pen = canvas.getContext("2d"), c = colours();
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, height);
@@ -386,7 +405,7 @@ function drawLine(at) {
     const top = ROW + i * row, gap = row >= 12 ? 2 : 0, full = row - 2 * gap;
     if (row >= 12) {
       pen.fillStyle = c.ink;
-      pen.fillText(member.name ? `${member.name} ${id.slice(0, 4)}` : id, 0, top + row - 6, left - 8);
+      pen.fillText(member.name ? `${brief(id, NAME_MOST.line)} ${id.slice(0, 4)}` : id, 0, top + row - 6, left - 8);
     }
     columns.forEach(({ values, latest }, k) => {
       const v = values[i];
@@ -471,6 +490,11 @@ const timeAt = (event) => {
   return view.from + ((event.clientX - box.left - labels()) / (box.width - labels())) * (view.to - view.from);
 };
 
+function rowAt(event) { // the member whose row it is, for rows that are too low for names
+  const { top, height, rows } = drawn, place = Math.floor((event.clientY - $("line").getBoundingClientRect().top - top) / height);
+  return place in rows ? label(rows[place]) : "";
+}
+
 let drag = null;
 $("line").addEventListener("wheel", (event) => { event.preventDefault(); zoom(event.deltaY > 0 ? 1.25 : 0.8, timeAt(event)); }, { passive: false });
 $("line").addEventListener("pointerdown", (event) => {
@@ -478,7 +502,7 @@ $("line").addEventListener("pointerdown", (event) => {
   $("line").setPointerCapture(event.pointerId);
 });
 $("line").addEventListener("pointermove", (event) => {
-  if (!drag) return;
+  if (!drag) { $("line").title = rowAt(event); return; }
   const by = ((drag.x - event.clientX) / ($("line").clientWidth - labels())) * (drag.to - drag.from);
   drag.moved ||= Math.abs(drag.x - event.clientX) > 3;
   if (!drag.moved) return;

@@ -295,3 +295,29 @@ def test_a_browser_shows_findings_and_losses(tmp_path):
         assert shown.inner_text("#state").startswith("4 members")
         assert shown.inner_text("#finding") == "Nothing slows operations down."
         assert problems == []
+
+
+@pytest.mark.timeout(120)
+def test_long_names_leave_room_for_what_they_name(tmp_path):
+    path, log, recorder = tmp_path / "run.events", Log(), Recorder()
+    domain = ".us-west-2.compute.internal"
+    names = [*(f"ip-10-20-30-{number}{domain}" for number in range(1, 8)), f"{'x' * 40}-8{domain}"]
+    with create_file(str(path)) as log.file:
+        members = [replace(member(number, state_revision=7), name=name) for number, name in enumerate(names, 1)]
+        log.add(recorder.observe(time.time(), told(*members)))
+    with browser_page() as (shown, problems), Command("replay", str(path)) as replay:
+        shown.set_viewport_size({"width": 1280, "height": 800})
+        shown.goto(replay.url)
+        shown.wait_for_selector("#members tr:nth-child(9)")
+        assert shown.locator("#members td:nth-child(2)").all_inner_texts()[6:] == ["ip-10-20-30-7", f"{'x' * 8}…{'x' * 7}-8"]
+        assert names[6] in (shown.locator("#members tr").nth(7).get_attribute("title") or "")
+        assert shown.evaluate("(wide => wide.scrollWidth <= wide.clientWidth)(document.querySelector('#members').parentElement)")
+        inside = "const ring = document.querySelector('#ring').getBoundingClientRect(); "
+        inside += "return [...document.querySelectorAll('#ring text')].every(one => "
+        inside += "(box => ring.left <= box.left && box.right <= ring.right)(one.getBoundingClientRect()))"
+        assert shown.evaluate(f"() => {{ {inside} }}")
+        shown.mouse.move(
+            *shown.evaluate("(box => [box.left + 9, box.top + 30])(document.querySelector('#line').getBoundingClientRect())")
+        )
+        assert shown.get_attribute("#line", "title") == f"{names[0]} (00000001)"
+        assert problems == []
