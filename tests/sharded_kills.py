@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import pccl.distributed
-from pccl.distributed import Elastic, Left, PeerLostError, Snapshots, _sharded, _sharded_state
+from pccl.distributed import Elastic, Left, PeerLostError, Snapshots, _dtensors, _sharded
 from pccl.distributed._dtensors import box_of, entries, local_part
 from pccl.distributed._training import Training
 from pccl.state._snapshots import keeper, restore, transfer
@@ -253,7 +253,7 @@ class Member:
 
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "outline": (_sharded_state.ShardedState, "take_outline"),
+    "outline": (_dtensors.ShardedState, "take_outline"),
     "remesh": (_sharded, "remesh"),
     "carry out": (restore, "_split"),
     "verify": (_sharded, "verify"),

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     ("_native", "_sparse_forms", "_snapshot_kernels", "_exports", "_version", "_files", "_holder", "_processes", "_waits"),
     ("_loader", "_reports", "_results", "notice", "state._tree", "state._objects"),
-    ("_errors", "_findings", "_log", "_cuda", "state._split", "state._snapshots.code", "state._snapshots.placement"),
+    ("_errors", "_findings", "_log", "_cuda", "state._snapshots.code", "state._snapshots.placement"),
     ("_enums", "_calls", "cuda", "state._checkpoint", "state._snapshots.config"),
     ("_address", "_credentials", "_names", "_gpu", "_handle", "_operations", "_recording"),
     ("_groups", "_keys", "_diagnosis", "_spans", "_stacks", "_links", "_master", "_relay", "_tensors"),

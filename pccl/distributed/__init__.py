@@ -35,10 +35,9 @@ from pccl.distributed._change import Change, on_change
 from pccl.distributed._elastic import Elastic
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from pccl.distributed._group import Options, ProcessGroup, lost_ranks
-from pccl.distributed._join import join
 from pccl.distributed._parity import check_parity
 from pccl.distributed._supervise import supervise
-from pccl.distributed._this_run import is_joining, keys, masters
+from pccl.distributed._this_run import is_joining, join, keys, masters
 from pccl.state import Snapshots
 
 __all__ = [

@@ -16,9 +16,8 @@ from pccl._collectives import Collective
 from pccl._enums import DataType, ReduceOp
 from pccl.distributed import _callers
 from pccl.distributed._arguments import Arguments, Limit, Lists, OneOrMore, Tensor, Tensors, reduce_op
-from pccl.distributed._calls import ENDED, Again, Call, finished
+from pccl.distributed._calls import ENDED, Again, Call, Followed, finished
 from pccl.distributed._compile import refuse_python_reducer
-from pccl.distributed._fixed import Parts
 from pccl.distributed._tensors import (
     Finish,
     follow,
@@ -32,6 +31,7 @@ from pccl.distributed._tensors import (
     writable,
 )
 from pccl.distributed._this_run import is_joining, this_run
+from pccl.distributed._view import View
 from pccl.distributed._work import Work
 
 KEPT_BYTES = 1 << 20
@@ -450,6 +450,55 @@ class Collectives(Arguments):
     alltoall_base = all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+class Parts:
+    """Where the parts of a gather among `living` members go; the result is `whole`, None where there is none.
+
+    In a group of fixed membership the next living rank stands in for a lost one: its part is in the result twice. All members
+    fill results alike, and parts that belong together, such as predictions and labels, come from one rank.
+
+    `sizes` are the numbers of elements of the parts, by rank; none: they are equal.
+    """
+
+    def __init__(self, view: View, living: Sequence[UUID], whole: torch.Tensor | None, sizes: Sequence[int] = ()) -> None:
+        self._whole = whole
+        self._sources = _sources(view, living) if view.fixed and len(living) < view.size else []
+        self._sizes = list(sizes)
+        self.memory = whole
+        """What the core fills."""
+        self.sizes = sizes
+        """The sizes of the parts that it fills."""
+        if self._sources:
+            here = [rank for rank, source in enumerate(self._sources) if source == rank]
+            if whole is not None and not sizes:
+                self._sizes = [whole.numel() // view.size] * view.size
+            if sizes:
+                self.sizes = [sizes[rank] for rank in here]
+            if whole is not None:
+                self.memory = whole.new_empty(sum(self._sizes[rank] for rank in here))
+
+    def fit(self) -> bool:
+        """Whether each part has the size of the one that takes its place."""
+        return all(self._sizes[rank] == self._sizes[source] for rank, source in enumerate(self._sources) if self._sizes)
+
+    def filled(self, call: Call) -> Call:
+        """The call that ends when all parts of the result are there."""
+        return Followed(call, self._fill) if self._sources and self._whole is not None else call
+
+    def _fill(self) -> None:
+        assert self._whole is not None
+        assert self.memory is not None
+        here = [rank for rank, source in enumerate(self._sources) if source == rank]
+        got = dict(zip(here, torch.split(self.memory, [self._sizes[rank] for rank in here]), strict=True))
+        for target, source in zip(torch.split(self._whole.detach().view(-1), self._sizes), self._sources, strict=True):
+            target.copy_(got[source])
+
+
+def _sources(view: View, living: Sequence[UUID]) -> list[int]:
+    """For each rank the one whose part it gets: itself if it lives, or else the next that does."""
+    ranks = [rank for rank, member in enumerate(view.members) if member in living]
+    return [next((one for one in ranks if one >= rank), ranks[0]) for rank in range(view.size)]
 
 
 def _inner(tensors: Any) -> Tensors:

@@ -19,7 +19,7 @@ from pccl.state import decode, encode, warn_if_overridden
 from pccl.state._entries import Entries
 from pccl.state._parity import POLICIES
 from pccl.state._snapshots.talk import Talk
-from pccl.state._split import with_tensors, without_tensors
+from pccl.state._tree import with_tensors, without_tensors
 
 _log = logging.getLogger("pccl.distributed")
 

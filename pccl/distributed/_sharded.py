@@ -16,12 +16,11 @@ import torch
 from pccl._communicator import Communicator, roll
 from pccl._errors import CallAgainError, Left, PeerLostError, StateLostError, TooFewPeersError
 from pccl._holder import HolderError
-from pccl.distributed._dtensors import local_part
+from pccl.distributed._dtensors import ShardedState, local_part
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._inventory import LIVE, Told, settings_of, source_of, told_of, tree_of
 from pccl.distributed._launch import digest
 from pccl.distributed._remesh import remesh
-from pccl.distributed._sharded_state import ShardedState
 from pccl.distributed._this_run import this_run
 from pccl.distributed._training import Training
 from pccl.state import decode, encode

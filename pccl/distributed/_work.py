@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,9 +20,8 @@ import torch
 import torch.distributed as dist
 
 from pccl._errors import Result
-from pccl.distributed._calls import TURN_SECONDS, Call, hearing
+from pccl.distributed._calls import TURN_SECONDS, Call, Origin, hearing, made_under
 from pccl.distributed._errors import CollectiveTimeoutError
-from pccl.distributed._futures import Future
 from pccl.distributed._tensors import Marks, follow, mark
 
 _STOP_SECONDS = 5.0
@@ -30,6 +29,53 @@ _STOP_SECONDS = 5.0
 
 _KEPT, _KEPT_BYTES = 256, 4096
 """How many works that Python has dropped are kept for C++, and how large their tensors may be."""
+
+
+Device = int | str | torch.device
+
+
+class Future(torch.futures.Future[Any]):
+    """A future of a call's result, or of what a callback returns. Its callbacks may make calls, in the same order on all members.
+
+    A callback runs when its call has ended, in one thread or another, at a moment that differs between members. Calls that it
+    makes would come between those of the program at other places on each. So they are not numbered with the program's: what names
+    one is the call whose end it follows, the place of the callback among that call's, and the place of the call within it.
+    """
+
+    def __init__(self, origin: Origin | None, devices: Sequence[Device] = ()) -> None:
+        super().__init__(devices=[*devices])
+        self._origin = origin
+        self._devices = devices
+        self._callbacks = 0
+
+    def then(self, callback: Callable[[Any], Any]) -> Future:
+        origin = self._next_origin()
+        following = Future(origin, self._devices)
+
+        def run(_: Any) -> None:
+            try:
+                with made_under(origin):
+                    result = callback(self)
+            except Exception as error:
+                following.set_exception(error)
+            else:
+                following.set_result(result)
+
+        super().add_done_callback(run)
+        return following
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        origin = self._next_origin()
+
+        def run(_: Any) -> None:
+            with made_under(origin):
+                callback(self)
+
+        super().add_done_callback(run)
+
+    def _next_origin(self) -> Origin | None:
+        self._callbacks += 1
+        return None if self._origin is None else (*self._origin, self._callbacks)
 
 
 class Work(dist.Work):
@@ -153,7 +199,7 @@ class Work(dist.Work):
         """What another work waits for that has this one as a part."""
         return _Part(self)
 
-    def devices(self) -> list[int | str | torch.device]:
+    def devices(self) -> list[Device]:
         return [*{tensor.device for tensor in _tensors(self.outcome) if not tensor.is_cpu}]
 
     def is_completed(self) -> bool:

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from pccl.state._split import with_tensors, without_tensors
-from pccl.state._tree import decode, encode
+from pccl.state._tree import decode, encode, with_tensors, without_tensors
 
 _log = logging.getLogger("pccl.state")
 

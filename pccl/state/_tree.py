@@ -11,7 +11,8 @@ import collections
 import json
 import math
 import struct
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -179,7 +180,7 @@ _SEQUENCES: dict[type, str] = {
 }
 _MAPPINGS: dict[type, str] = {
     dict: "dict",
-    collections.OrderedDict: "ordereddict",
+    OrderedDict: "ordereddict",
     collections.Counter: "counter",
     collections.defaultdict: "dict",
 }
@@ -293,7 +294,7 @@ _KINDS: dict[str, Callable[[_Reader, Any, int], Any]] = {
     "deque": lambda reader, content, depth: collections.deque(reader.sequence(content, depth)),
     "size": lambda reader, content, depth: torch.Size(reader.sequence(content, depth)),
     "dict": lambda reader, content, depth: dict(reader.pairs(content, depth)),
-    "ordereddict": lambda reader, content, depth: collections.OrderedDict(reader.pairs(content, depth)),
+    "ordereddict": lambda reader, content, depth: OrderedDict(reader.pairs(content, depth)),
     "counter": lambda reader, content, depth: collections.Counter(dict(reader.pairs(content, depth))),
     "bytes": lambda reader, content, depth: bytes(reader.raw(*content)),
     "bytearray": lambda reader, content, depth: bytearray(reader.raw(*content)),
@@ -309,3 +310,55 @@ _KINDS: dict[str, Callable[[_Reader, Any, int], Any]] = {
 
 _LARGE_KINDS = frozenset({"bytes", "bytearray", "tensor", "array", "scalar", "object"})
 """What stands for more bytes than its text has, or runs code of the program."""
+
+
+# ---- trees and their tensors apart: the tensors travel, or are saved, as entries with names ----
+
+
+class _Place:
+    """Stands for a tensor in a tree: the name of its entry."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+allow(_Place, lambda place: place.name, lambda name: _Place(str(name)), name="tensor at")
+
+Places = dict[str, tuple[tuple[str, ...], torch.Tensor]]
+"""Tensors by name, each with the keys that lead to it. The name is the keys joined with dots."""
+
+
+def without_tensors(tree: Any, *, least_bytes: int = 0, reserved: str = "") -> tuple[Any, Places]:
+    """Returns `tree` with its tensors of `least_bytes` or more replaced by their places, and the places.
+
+    It looks for them in dicts, lists and tuples.
+    No two names are the same or begin with `reserved`: the last key gets a "'" at its end where they would be.
+    """
+    places: Places = {}
+
+    def walk(value: Any, path: tuple[str, ...]) -> Any:
+        kind = type(value)
+        if kind in (dict, OrderedDict):
+            return kind((key, walk(one, (*path, str(key)))) for key, one in value.items())
+        if kind in (list, tuple):
+            return kind(walk(one, (*path, str(place))) for place, one in enumerate(value))
+        if not isinstance(value, torch.Tensor) or value.numel() * value.element_size() < least_bytes:
+            return value
+        name = ".".join(path)
+        while name in places or name.split(".")[0] == reserved:
+            path = (name + "'",)
+            name = path[0]
+        places[name] = path, value
+        return _Place(name)
+
+    return walk(tree, ()), places
+
+
+def with_tensors(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Returns the tree of which `without_tensors` made `tree`. KeyError: a tensor is missing."""
+    kind = type(tree)
+    if kind in (dict, OrderedDict):
+        return kind((key, with_tensors(one, tensors)) for key, one in tree.items())
+    if kind in (list, tuple):
+        return kind(with_tensors(one, tensors) for one in tree)
+    return tensors[tree.name] if kind is _Place else tree

@@ -10,9 +10,12 @@ torch = pytest.importorskip("torch")
 
 from pccl.distributed import _tensors  # noqa: E402 - which imports torch
 from pccl.distributed._calls import ENDED, Followed  # noqa: E402
-from pccl.distributed._futures import Future  # noqa: E402
 from pccl.distributed._launch import _alone  # noqa: E402
-from pccl.distributed._work import Completer, Work  # noqa: E402
+from pccl.distributed._work import (  # noqa: E402
+    Completer,
+    Future,
+    Work,
+)
 
 GPU = torch.device("cuda:0")
 log: list[str] = []
