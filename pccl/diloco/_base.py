@@ -362,9 +362,7 @@ class Trainer(ABC):
 
     @outer_lr.setter
     def outer_lr(self, value: float) -> None:
-        self._require_no_outer_optimizer("outer_lr")
-        self._require_constant(0)
-        self._settings[0] = _checked("outer_lr", value)
+        self._set(0, value)
 
     @property
     def outer_momentum(self) -> float:
@@ -373,9 +371,7 @@ class Trainer(ABC):
 
     @outer_momentum.setter
     def outer_momentum(self, value: float) -> None:
-        self._require_no_outer_optimizer("outer_momentum")
-        self._require_constant(1)
-        self._settings[1] = _checked("outer_momentum", value)
+        self._set(1, value)
 
     @property
     def weight(self) -> Weight | None:
@@ -463,21 +459,22 @@ class Trainer(ABC):
             _log.warning(text, loaded, self.outer_step)
             _checkpoint.load_residuals(self._averagers(), None)
 
-    def _require_no_outer_optimizer(self, name: str) -> None:
+    def _set(self, place: int, value: float) -> None:
+        """Sets outer_lr or outer_momentum. RuntimeError: an outer optimizer or a function of the outer step has it."""
+        name = SETTINGS[place]
         if self._has_outer_optimizer:
             raise RuntimeError(
                 f"{name} cannot be set with an outer_optimizer; change that optimizer on all members after the same outer step"
             )
+        if self._functions[place] is not None:
+            raise RuntimeError(f"{name} is a function of the outer step, and cannot be set")
+        self._settings[place] = _checked(name, value)
 
     def _drop_inner_steps(self) -> None:
         """Where the `with` block ends in the middle of a round: all members end with the outer parameters."""
         if self._inner_steps:
             text = "%d inner steps since the last outer step are dropped; call synchronize() on all members to average them"
             _log.warning(text, self._inner_steps)
-
-    def _require_constant(self, place: int) -> None:
-        if self._functions[place] is not None:
-            raise RuntimeError(f"{SETTINGS[place]} is a function of the outer step, and cannot be set")
 
     def _require_same_model(self) -> None:
         """ValueError: a parameter that is trained now was not when this was made, or the other way round, or was replaced."""

@@ -22,7 +22,6 @@ from pccl.distributed._tensors import (
     Finish,
     follow,
     gathered,
-    in_place,
     in_place_all,
     mark,
     readable,
@@ -158,7 +157,7 @@ class Collectives(Arguments):
         (tensor,) = listed(tensors)
         root = self._root("reduce", opts)
         asked = reduce_op(opts if op is None and not isinstance(opts, int) else op)
-        memory, finish = in_place(tensor)
+        memory, finish = writable(tensor, holds_input=True)
         view = self._launcher.view
         at_root = view.rank == root
         if self._has_no_root("reduce", root):
@@ -228,7 +227,7 @@ class Collectives(Arguments):
                     root = view.members.index(view.living[0])
                 self._require_living("broadcast", root)
             for tensor in tensors:
-                memory, last = in_place(tensor)
+                memory, last = writable(tensor, holds_input=True)
                 kept = takes_over if view.fixed else root == 0 and (not by_program or memory.nbytes <= KEPT_BYTES)
                 calls.append(finished(self._broadcast(memory, root, kept=kept), last))
         return self._work(calls, opts, timeout, tensors)

@@ -31,9 +31,10 @@ from pccl._collectives import Collective
 from pccl._communicator import Communicator
 from pccl._enums import DataType
 from pccl._errors import PCCLError, Result
+from pccl._gpu import synchronize
 from pccl.distributed._calls import ENDED, Again, Call, CoreCall, Losses, making
 from pccl.distributed._errors import CollectiveError, translated
-from pccl.distributed._tensors import scale, stream_of, synchronize
+from pccl.distributed._tensors import scale, stream_of
 from pccl.distributed._view import View
 
 if TYPE_CHECKING:
@@ -219,5 +220,5 @@ def _alone(arguments: dict[str, Any]) -> Call:
     elif copies:
         counts = arguments.get("send_counts") or arguments.get("recv_counts") or (arguments["count"],)
         ctypes.memmove(recv, send, counts[0] * arguments["dtype"].itemsize)
-    synchronize(tensors)
+    synchronize(tensors if isinstance(tensors, tuple) else (tensors,))
     return ENDED

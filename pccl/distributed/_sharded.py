@@ -397,13 +397,10 @@ class Sharded:
             own += hash_slice(name, live.shards[name], live.parts[name].cpu())
         rows = talk.gather([*own.signed(), live.version[0] if slot is not None else 0, int.from_bytes(os.urandom(7), "little")])
         sums = {slot: Sum.of_signed(*rows[ranks[0]][:2]) for slot, ranks in source.images.items()}
-        total = Sum(0, 0)
-        for one in sums.values():
-            total += one
         if self.keeper is not None and slot is not None:
             step = rows[source.images[0][0]][2]
             self.keeper.snapshots.append(Snapshot(rows[0][3], era, step, source.layout, dict(pieces), sums, True, bare=True))
-        return source._replace(total=total)
+        return source._replace(total=sum(sums.values(), Sum(0, 0)))
 
     def _write_back(self, parts: Mapping[str, torch.Tensor]) -> None:
         """Where a local part was not contiguous, `parts` has a copy of it."""

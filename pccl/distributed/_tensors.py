@@ -75,21 +75,12 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
+def writable(tensor: torch.Tensor, *, holds_input: bool = False) -> tuple[torch.Tensor, Finish | None]:
     """Plain memory for a result, and what brings it into the tensor; None: it is the tensor itself."""
     if is_plain(tensor):
         return tensor, None
     _check_fillable(tensor)
-    made = scratch(tensor)
-    return made, lambda: _fill(tensor, made)
-
-
-def in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
-    """As `writable`, for memory that also holds the input."""
-    if is_plain(tensor):
-        return tensor, None
-    _check_fillable(tensor)
-    made = readable(tensor)
+    made = readable(tensor) if holds_input else scratch(tensor)
     return made, lambda: _fill(tensor, made)
 
 
@@ -157,13 +148,6 @@ def follow(marks: Marks) -> None:
     """Lets the current streams of these GPUs go on after the marks."""
     for device, event in marks:
         torch.cuda.current_stream(device).wait_event(event)
-
-
-def synchronize(tensors: object) -> None:
-    """Waits for the current stream of a tensor, or of a tuple of some, that lies at a GPU."""
-    all_of_them = tensors if isinstance(tensors, tuple) else (tensors,)
-    for device in {tensor.device for tensor in all_of_them if isinstance(tensor, torch.Tensor) and tensor.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()
 
 
 # ---- lists ----
@@ -243,9 +227,9 @@ def spread(tensors: Sequence[torch.Tensor], source: torch.Tensor | None = None) 
 
 
 def in_place_all(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish | None]:
-    """As `in_place`, for all tensors one after another."""
+    """Memory for the input and the result of all tensors one after another, and what brings the result into them."""
     if len(tensors) == 1:
-        return in_place(tensors[0])
+        return writable(tensors[0], holds_input=True)
     memory, copied = gathered(tensors)
     return (memory, None) if copied is None else spread(tensors, memory)
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pccl.state._entries import COMPILED, Entries
+from pccl.state._entries import COMPILED, Entries, resize
 from pccl.state._module import require_same_names
-from pccl.state._objects import extra_states, groups_of, load_buffer, load_extra_states, load_groups
+from pccl.state._objects import extra_states, groups_of, load_extra_states, load_groups
 
 SMALL = 16
 """Elements; a tensor of an optimizer's state that has no more travels by value, such as the number of steps."""
@@ -71,12 +71,18 @@ class Training:
         buffers = {name.replace(COMPILED, ""): buffer.detach() for name, buffer in self.model.named_buffers()}
         return {"buffers": buffers, "extra": extra_states(self.model)}
 
+    @torch.no_grad()
     def take_own(self, told: dict[str, Any]) -> None:
         """At a newcomer: loads what `own` returned at a member. ValueError: its model is another one."""
         buffers = {name.replace(COMPILED, ""): buffer for name, buffer in self.model.named_buffers()}
         require_same_names(buffers, told["buffers"], "buffer")
         for name, buffer in buffers.items():
-            load_buffer(buffer, told["buffers"][name], name)
+            other, label = told["buffers"][name], f"buffer {name!r}"
+            if buffer.dtype != other.dtype:
+                raise ValueError(f"{label} is {buffer.dtype} here, and {other.dtype} on the other members")
+            if buffer.shape != other.shape:
+                resize(buffer, other.shape, label)
+            buffer.copy_(other)
         load_extra_states(self.model, told["extra"])
 
     # ---- checkpoints ----

@@ -63,9 +63,6 @@ class View:
         self.size = len(members)
         self.rank = members.index(self.own)
 
-    def __repr__(self) -> str:
-        return f"<View rank {self.rank} of {self.size}, founded by {len(self.founders)}>"
-
 
 def arrange(
     members: Sequence[UUID], here: Sequence[UUID], wanted: Mapping[UUID, int], *, fixed: bool = False

@@ -122,17 +122,3 @@ def load_extra_states(module: nn.Module, told: Mapping[str, Any]) -> None:
         raise ValueError(f"the extra state of {name!r} is not in the models of all members; make the same model on all")
     for name, state in told.items():
         modules[name].set_extra_state(state)
-
-
-@torch.no_grad()
-def load_buffer(buffer: torch.Tensor, other: torch.Tensor, name: str) -> None:
-    """Copies the members' buffer into that of a newcomer, which takes over its shape. ValueError: the data types differ."""
-    if buffer.dtype != other.dtype:
-        raise ValueError(f"buffer {name!r} is {buffer.dtype} here, and {other.dtype} on the other members")
-    if buffer.shape != other.shape:
-        try:
-            buffer.resize_(other.shape)
-        except RuntimeError as error:
-            shapes = f"has the shape {tuple(buffer.shape)} here, and {tuple(other.shape)} on the other members"
-            raise ValueError(f"buffer {name!r} {shapes}: {error}") from None
-    buffer.copy_(other)

@@ -66,7 +66,7 @@ class Member:
 
     copy: Copy
     log: IO[bytes]
-    process: Process | None = None
+    process: Process = field(init=False)
     logged: int = 0
     held_at: float = 0.0  # when the last stop or cut began
 
@@ -290,7 +290,7 @@ class Run:
                 if member is not None:
                     self._kill(member)
                 self._later(RESTART_SECONDS, functools.partial(self._start, fault.place))
-            case "stop" if member is not None and member.process is not None:
+            case "stop" if member is not None:
                 self._hold(member, fault)
                 member.process.signal_group(signal.SIGSTOP)
             case "cut" if self._proxy is not None:
@@ -298,8 +298,7 @@ class Run:
 
     def _kill(self, member: Member) -> None:
         member.copy.killed = True
-        if member.process is not None:
-            member.process.signal_group(signal.SIGKILL)
+        member.process.signal_group(signal.SIGKILL)
 
     def _cut(self, member: Member | None, fault: Fault, proxy: Proxy) -> None:
         if fault.how == "reset":
@@ -317,8 +316,7 @@ class Run:
     def _release(self, member: Member) -> None:
         """Ends a stop or a cut."""
         if member.copy.held:
-            if member.process is not None:
-                member.process.signal_group(signal.SIGCONT)
+            member.process.signal_group(signal.SIGCONT)
             if self._proxy is not None:
                 self._proxy.release(member.copy.place)
             now = time.monotonic()

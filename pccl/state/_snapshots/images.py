@@ -47,7 +47,8 @@ class Memory:
 
     def __init__(self, fd: int, nbytes: int) -> None:
         """Takes the descriptor over."""
-        self._fd = fd
+        self.fd = fd
+        """Stays this object's."""
         self.nbytes = nbytes
         try:
             self._map = mmap.mmap(fd, max(1, nbytes))
@@ -69,14 +70,9 @@ class Memory:
             made.bytes.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         return made
 
-    @property
-    def fd(self) -> int:
-        """The descriptor, which stays this object's."""
-        return self._fd
-
     def close(self) -> None:
         """Gives the descriptor back. The bytes are there as long as something refers to them."""
-        fd, self._fd = self._fd, -1
+        fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
@@ -144,10 +140,7 @@ def _seed(name: str) -> int:
 
 def hash_image(shards: ShardMap, image: torch.Tensor, names: list[str]) -> Sum:
     offsets, _ = image_offsets(shards)
-    total = Sum(0, 0)
-    for name in names:
-        total += hash_slice(name, shards[name], slice_of(image, offsets[name], shards[name]))
-    return total
+    return sum((hash_slice(name, shards[name], slice_of(image, offsets[name], shards[name])) for name in names), Sum(0, 0))
 
 
 def changed_blocks(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -154,9 +154,7 @@ def _source(id_: int, order: Order, layout: Layout, found: Sequence[tuple[int, H
     unknown = [member for member in range(count) if member not in sums]
     if unknown:
         return f"of the snapshot of step {order[1]} the hash of rank {unknown[0]} is not known"
-    total = Sum(0, 0)
-    for member in range(count):
-        total += sums[member]
+    total = sum((sums[member] for member in range(count)), Sum(0, 0))
     return Source(id_, order, layout, images, parity, values, total, sums)
 
 
@@ -477,16 +475,12 @@ def verify(source: Source, talk: Talk, targets: Mapping[str, torch.Tensor], maps
         slots = _whole_images(source.layout, maps)
         names = {name for slot in slots for name in source.layout.maps[slot]}
         maps = [{name: one for name, one in some.items() if name in names} for some in maps]
-        wanted = Sum(0, 0)
-        for slot in slots:
-            wanted += source.sums[slot]
+        wanted = sum((source.sums[slot] for slot in slots), Sum(0, 0))
     for name in first_holders(maps)[talk.own]:
         part = shards[name]
         content = targets[name].detach().reshape(part.box.shape).cpu()
         own += hash_slice(name, part, content)
-    total = Sum(0, 0)
-    for low, high in talk.gather(own.signed()):
-        total += Sum.of_signed(low, high)
+    total = sum((Sum.of_signed(low, high) for low, high in talk.gather(own.signed())), Sum(0, 0))
     if total != wanted:
         raise DamagedError(f"what was restored of the snapshot of step {source.order[1]} has another hash than the snapshot")
 
