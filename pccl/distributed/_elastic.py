@@ -32,6 +32,14 @@ from pccl.state._snapshots.snapshot import Report as SnapshotReport
 
 _Result = TypeVar("_Result")
 
+_OWN = frozenset(
+    {
+        *("_values", "_training", "_sharded", "_replicated", "_every", "_calls", "_steps", "_known", "_leaves", "_deals"),
+        "_notice",
+    }
+)
+"""Attributes of an Elastic that are no values."""
+
 
 class Elastic:
     """A model and its optimizer in a training whose processes may be lost, and others join.
@@ -288,7 +296,7 @@ class Elastic:
         return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):  # no value does
+        if name in _OWN:
             object.__setattr__(self, name, value)
         elif name in self._values:
             self._values[name] = value
