@@ -13,11 +13,12 @@ import signal
 import threading
 import time
 import weakref
-from types import TracebackType
+from collections.abc import Callable
+from numbers import Real
+from types import FrameType, TracebackType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Self
 
 _log = logging.getLogger("pccl")
@@ -30,13 +31,14 @@ class Notice:
     """Whether this process has to go soon. It is given once, by the first of its sources.
 
     `signals`: the first one gives the notice. One that comes 2 s later or more does what it would have done without; sooner, it
-    belongs to the same notice, since a scheduler and a launcher may each send one. In a process that was forked
-    since, such as a worker of a DataLoader, they do what they would have done without. With signals the constructor has to be
-    called in the main thread (ValueError). TypeError: one is no signal, or `poll` is not callable.
+    belongs to the same notice, since a scheduler and a launcher may each send one. Several notices of one signal all hear it. In
+    a process that was forked since, such as a worker of a DataLoader, signals do what they would have done without. ValueError:
+    the constructor is called with signals, and not in the main thread; or one is SIGKILL or SIGSTOP. TypeError: one is no
+    signal, or `poll` is not callable.
 
     `file`: the notice is given when this file exists. `poll`: a callable that returns False or None while there is no notice;
     then True, or in how many seconds the process has to be gone. It may block. An exception, and any other answer, count as no
-    notice; the first one is logged. Both are looked at every `every` seconds, in a thread.
+    notice; the first one is logged. Both are looked at every `every` seconds, each in a thread of its own.
 
     `within`: how many seconds there are after a signal or the file; None: that is not known.
     """
@@ -52,14 +54,22 @@ class Notice:
         for number in signals:
             if number not in signal.valid_signals():
                 raise TypeError(f"signals must be of the module signal, such as signal.SIGTERM, not {number!r}")
+            if number in (signal.SIGKILL, signal.SIGSTOP):
+                raise ValueError(
+                    f"no process can catch {signal.Signals(number).name}; pass another signal, such as signal.SIGTERM"
+                )
+        if signals and threading.current_thread() is not threading.main_thread():
+            raise ValueError(
+                "a notice of signals has to be made in the main thread, which handles them; make it there, and pass it"
+            )
         if poll is not None and not callable(poll):
             raise TypeError(f"poll must be a callable that returns False, True or a number of seconds, not {poll!r}")
         if not every > 0:
             raise ValueError(f"every must be a positive number of seconds, not {every!r}")
         if within is not None and not 0 <= within < math.inf:
             raise ValueError(f"within must be a number of seconds, not {within!r}")
-        self._file = None if file is None else os.fspath(file)
-        self._poll = poll
+        if file is not None and not os.fspath(file):
+            raise ValueError("file must name a file, not be empty")
         self._every = every
         self._within = within
         self._lock = threading.Lock()
@@ -68,20 +78,22 @@ class Notice:
         self._closed = threading.Event()
         self._at: float | None = None
         self._reason = ""
-        self._poll_failed = False
         self._signal = 0
         self._signalled = 0.0
         self._pid = os.getpid()
         self._before = {number: signal.getsignal(number) for number in signals}
-        # A handler may interrupt whoever holds a lock, so it does no more than wake a thread. Nobody closes the pipe, as a signal
-        # may come late.
-        told, self._tells = os.pipe()
-        os.set_blocking(self._tells, False)
-        for number in signals:
-            signal.signal(number, self._on_signal)
-        threading.Thread(target=self._watch_signals, args=(told,), name="pccl:notice", daemon=True).start()
-        if file is not None or poll is not None:
-            threading.Thread(target=self._look, name="pccl:notice-poll", daemon=True).start()
+        self._tells: int | None = None
+        if signals:
+            # A handler may interrupt whoever holds a lock, so it does no more than wake a thread.
+            told, self._tells = os.pipe()
+            os.set_blocking(self._tells, False)
+            for number in signals:
+                signal.signal(number, self._on_signal)
+            threading.Thread(target=self._watch_signals, args=(told,), name="pccl:notice", daemon=True).start()
+        if file is not None:
+            threading.Thread(target=self._look, args=(os.fsdecode(file),), name="pccl:notice-file", daemon=True).start()
+        if poll is not None:
+            threading.Thread(target=self._ask, args=(poll,), name="pccl:notice-poll", daemon=True).start()
 
     @property
     def given(self) -> bool:
@@ -136,7 +148,10 @@ class Notice:
         self._closed.set()
         for number, before in self._before.items():
             if signal.getsignal(number) == self._on_signal:
-                signal.signal(number, _or_default(before))
+                signal.signal(number, _to_restore(number, before))
+        told, self._tells = self._tells, None  # a handler runs in this thread, too
+        if told is not None:
+            os.close(told)
 
     def __enter__(self) -> Self:
         return self
@@ -149,47 +164,62 @@ class Notice:
 
     # ---- sources ----
 
-    def _on_signal(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        before = self._before[signal.Signals(number)]
         is_forked = os.getpid() != self._pid  # and nobody has to know of its end
-        if is_forked or (self._signal and time.monotonic() - self._signalled > SAME_NOTICE_SECONDS):
-            signal.signal(number, _or_default(self._before[signal.Signals(number)]))
+        is_again = self._signal and time.monotonic() - self._signalled > SAME_NOTICE_SECONDS
+        if is_forked or is_again or self._tells is None:
+            signal.signal(number, _to_restore(number, before))
             os.kill(os.getpid(), number)
             return
         if not self._signal:
             self._signalled = time.monotonic()
         self._signal = number
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # the pipe is full, or its reader has ended
             os.write(self._tells, b"1")
+        if (other := _notice_of(before)) is not None:
+            other._on_signal(number, frame)
 
     def _watch_signals(self, told: int) -> None:
         while os.read(told, 1) and not self.given:
             pass
+        os.close(told)
 
-    def _look(self) -> None:
-        while not self.given and not self._closed.wait(self._every):
-            if self._file is not None and os.path.exists(self._file):
-                self.give(f"file {self._file}", self._within)
-            elif self._poll is not None:
-                self._ask(self._poll)
+    def _look(self, file: str) -> None:
+        while not self._closed.wait(self._every) and not self.given:
+            if os.path.exists(file):
+                self.give(f"file {file}", self._within)
 
     def _ask(self, poll: Callable[[], float | bool | None]) -> None:
-        try:
-            answer = poll()
-            if answer is None or answer is False:
-                return
-            within = self._within if answer is True else float(answer)
-            if within is not None and not math.isfinite(within):
-                raise ValueError(f"it returned {answer!r}, which is no number of seconds")
-        except Exception as error:
-            if not self._poll_failed:
-                _log.warning("notice: the query failed, which counts as no notice: %s: %s", type(error).__name__, error)
-            self._poll_failed = True
-            return
-        self.give("the query", None if within is None else max(0.0, within))
+        has_failed = False
+        while not self._closed.wait(self._every) and not self.given:
+            try:
+                answer = poll()
+                if answer is None or answer is False:
+                    continue
+                if not isinstance(answer, Real) or not math.isfinite(answer):
+                    raise ValueError(f"it returned {answer!r}, which is no number of seconds")
+            except (Exception, SystemExit) as error:
+                if not has_failed:
+                    _log.warning("notice: the query failed, which counts as no notice: %s: %s", type(error).__name__, error)
+                has_failed = True
+                continue
+            self.give("the query", self._within if answer is True else max(0.0, float(answer)))
 
 
-def _or_default(handler: signal.Handlers | Callable[..., object] | int | None) -> signal.Handlers | Callable[..., object] | int:
-    """The handler to restore; that of a program in C cannot be."""
+_Handler = signal.Handlers | Callable[..., object] | int | None
+
+
+def _notice_of(handler: _Handler) -> Notice | None:
+    """Returns the notice that handles a signal, if the handler is that of one."""
+    owner = getattr(handler, "__self__", None)
+    return owner if isinstance(owner, Notice) else None
+
+
+def _to_restore(number: int, handler: _Handler) -> signal.Handlers | Callable[..., object] | int:
+    """Returns the handler to restore: that of a closed notice gives way to the one before, and one in C cannot be restored."""
+    while (notice := _notice_of(handler)) is not None and notice._closed.is_set():
+        handler = notice._before[signal.Signals(number)]
     return signal.SIG_DFL if handler is None else handler
 
 

@@ -162,11 +162,18 @@ def test_a_query(answer, least, most, caplog):
 
 
 def test_odd_answers_are_no_notice(caplog):
-    answers: Iterator[Any] = iter(["", "soon", [], float("inf"), float("nan"), 10**400, True])
-    notice = Notice(poll=lambda: next(answers), every=0.001)
+    answers: Iterator[Any] = iter(["", "30", [], SystemExit(3), float("inf"), float("nan"), 10**400, True])
+
+    def poll() -> Any:
+        answer = next(answers)
+        if isinstance(answer, SystemExit):
+            raise answer
+        return answer
+
+    notice = Notice(poll=poll, every=0.001)
     assert notice.wait(PATIENCE)
     assert notice.seconds_left is None
-    assert caplog.text.count("the query failed, which counts as no notice: ValueError: could not convert") == 1
+    assert caplog.text.count("the query failed, which counts as no notice: ValueError: it returned '', which is no number") == 1
 
 
 def test_a_listener_that_fails_stops_no_other(caplog):
@@ -214,6 +221,38 @@ def test_a_signal_once(monkeypatch):
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_several_notices_of_a_signal(order):
+    before = signal.getsignal(signal.SIGUSR1)
+    notices = [Notice(signal.SIGUSR1) for _ in range(2)]
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert [one.reason for one in notices if one.wait(PATIENCE)] == ["SIGUSR1"] * 2
+    for number in order:
+        assert signal.getsignal(signal.SIGUSR1) is not before
+        notices[number].close()
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_file_is_seen_while_the_query_blocks(tmp_path):
+    (tmp_path / "go").touch()
+    answers = threading.Event()
+    with Notice(file=tmp_path / "go", poll=answers.wait, every=0.001) as notice:
+        assert notice.wait(PATIENCE)
+        assert notice.reason.startswith("file ")
+        answers.set()
+
+
+def test_closed_notices_leave_nothing():
+    files, threads = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
+    with Notice(signal.SIGUSR1, file="/nowhere/go", poll=lambda: None, every=0.001):
+        made = set(threading.enumerate()) - threads
+        assert len(made) == 3
+    for one in made:
+        one.join(PATIENCE)
+        assert not one.is_alive()
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
 def test_a_forked_process_ends_as_without():
     with Notice(signal.SIGTERM) as notice:
         told, tells = os.pipe()
@@ -240,7 +279,12 @@ def test_wrong_arguments():
     number: Any = 3
     with pytest.raises(TypeError, match=r"poll must be a callable .*, not 3"):
         Notice(poll=number)
-    with pytest.raises(ValueError, match="main thread"):
+    with pytest.raises(ValueError, match="no process can catch SIGKILL"):
+        Notice(signal.SIGTERM, signal.SIGKILL)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with pytest.raises(ValueError, match="file must name a file"):
+        Notice(file="")
+    with pytest.raises(ValueError, match="made in the main thread"):
         Background(Notice, signal.SIGTERM).result()
 
 
