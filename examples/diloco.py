@@ -184,7 +184,7 @@ def train(arguments: argparse.Namespace) -> None:
     random.seed()  # each peer reads the text in an order of its own
     validation = text.windows(256, torch.Generator().manual_seed(0), held_out=True)
 
-    comm = pccl.Communicator(os.environ["PCCL_MASTER"])
+    comm = pccl.Communicator()
     began, sent, members, losses = time.monotonic(), 0, 0, []
 
     def report(loss: float) -> None:

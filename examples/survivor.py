@@ -38,7 +38,7 @@ def main(steps: int) -> None:
     weights, step = np.zeros(100_000), np.zeros(1, np.int64)
     state = pccl.SharedState([pccl.TensorInfo.from_numpy(weights, "weights"), pccl.TensorInfo.from_numpy(step, "step")])
     noise = np.random.default_rng()  # each copy sees other data
-    with pccl.Communicator(os.environ["PCCL_MASTER"]) as comm:
+    with pccl.Communicator() as comm:
         comm.connect()
         replaces = os.environ.get("PCCL_JOIN") == "1"
         comm.wait_for_peers(2 if replaces else int(os.environ["PCCL_PEERS"]), timeout=60)

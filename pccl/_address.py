@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import threading
 
@@ -70,6 +71,14 @@ def parse_endpoint(address: str) -> Endpoint:
         raise ArgumentError(f"address {address!r} has the invalid port {port_text!r}; write a number from 0 to 65535")
     literal = _parse_literal(host, address)
     return Endpoint(str(literal) if literal else host, int(port_text), literal, run)
+
+
+def run_address(given: str | None) -> str:
+    """Returns the address that a program gives, or that of PCCL_MASTER for None. ArgumentError: there is neither."""
+    address = os.environ.get("PCCL_MASTER") if given is None else given
+    if address is None:
+        raise ArgumentError("the address of the master is missing; pass host:port, or set PCCL_MASTER")
+    return address
 
 
 def parse_endpoints(addresses: str) -> list[Endpoint]:

@@ -47,7 +47,7 @@ SPARES_MAX = 4
 
 class Communicator(NamedCollectives):
     """A peer of the run whose master is at `address`: `host:port`, `1.2.3.4:port` or `[ipv6]:port`, or a list of these with
-    commas, for a run with standby masters.
+    commas, for a run with standby masters. None: the one that the environment variable PCCL_MASTER names.
 
     `host:port/name`, or a list with `/name` behind it, is the run of this name among those that the master serves; the name has 1
     to 64 letters, digits, dots, hyphens and underscores.

@@ -20,6 +20,7 @@ from pccl._address import (
     parse_endpoints,
     permitted,
     resolve,
+    run_address,
 )
 from pccl._calls import INVALID_USAGE, SUCCESS, Deadline, NativeHandle, call, milliseconds, whole_number
 from pccl._collectives import Tags
@@ -89,7 +90,7 @@ class Connection(Membership):
 
     def __init__(
         self,
-        address: str,
+        address: str | None = None,
         peer_group: int = 0,
         p2p_connection_pool_size: int = 0,
         *,
@@ -108,7 +109,7 @@ class Connection(Membership):
         spans: bool | None = None,
     ) -> None:
         _log.attach()
-        self._endpoints = parse_endpoints(address)
+        self._endpoints = parse_endpoints(run_address(address))
         self._endpoint = self._endpoints[0]
         self._recovery_ms: int | None = None
         if master_recovery_limit is not None:

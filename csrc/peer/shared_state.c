@@ -131,13 +131,14 @@ static const char *name_difference(char *out, size_t capacity, const pcclSharedS
     if (differs->first == state->count)
         length = snprintf(out, capacity, ": an entry is missing here after \"%.100s\"", first[-1].name);
     else if (differs->first == last)
-        length =
-            snprintf(out, capacity, ": \"%.100s\" (%s, count %zu%s)", first->name, dtype_name((int)first->datatype),
-                     first->count, first->allow_content_inequality ? ", allow_content_inequality" : "");
+        length = snprintf(out, capacity, ": here \"%.100s\" (%s, count %zu%s)", first->name,
+                          dtype_name((int)first->datatype), first->count,
+                          first->allow_content_inequality ? ", allow_content_inequality" : "");
     else if (last < state->count)
-        length = snprintf(out, capacity, ": one of \"%.100s\" to \"%.100s\"", first->name, state->infos[last].name);
+        length =
+            snprintf(out, capacity, ": here one of \"%.100s\" to \"%.100s\"", first->name, state->infos[last].name);
     else
-        length = snprintf(out, capacity, ": one of \"%.100s\" to the last, or missing after it", first->name);
+        length = snprintf(out, capacity, ": here one of \"%.100s\" to the last, or missing after it", first->name);
     snprintf(out + length, capacity - (size_t)length, "; give all members the same entries in the same order");
     return out;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import importlib
 import sys
@@ -70,6 +71,13 @@ class Commands(click.Group):
         except ModuleNotFoundError as error:
             raise _missing(cmd_name, error) from None
         return found
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command that the first argument names. UsageError: there is none; a similar one is named."""
+        similar = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if args[0] not in COMMANDS and similar:
+            ctx.fail(f"there is no command {args[0]!r}; did you mean {similar[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list of commands without importing them."""

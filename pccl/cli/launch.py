@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 import click
+from click.shell_completion import CompletionItem
 
 from pccl._address import parse_endpoints
 from pccl._credentials import VARIABLES, environment_has_some
@@ -53,6 +55,10 @@ class RestartCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
+def _files(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    return [CompletionItem(begun, type="file")]
+
+
 @click.command(
     "launch",
     cls=RestartCommand,
@@ -80,7 +86,9 @@ class RestartCommand(click.Command):
     metavar="SECONDS",
     help="with --master: how long peers try to reach it  [default: about 5]",
 )
-@click.option("--keys", metavar="FILE", help="key file of the run  [default: PCCL_KEYS, or new ones for this run alone]")
+@click.option(
+    "--keys", type=click.Path(), metavar="FILE", help="key file of the run  [default: PCCL_KEYS, or new ones for this run alone]"
+)
 @click.option("--insecure", is_flag=True, help="use no keys: connections are neither authenticated nor encrypted")
 @click.option(
     "--interface",
@@ -94,7 +102,9 @@ class RestartCommand(click.Command):
     "--max-members", type=click.IntRange(1), help="peers beyond so many wait as spares  [default: PCCL_MAX_MEMBERS, or no limit]"
 )
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a Python module, as in python -m")
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
+@click.argument(
+    "program", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=_files, metavar="PROGRAM [ARGUMENTS]..."
+)
 def command(
     nproc: int,
     restart: int,
@@ -129,6 +139,11 @@ def command(
     arguments = list(program[1:])
     if arguments[:1] == ["--"]:
         del arguments[0]
+    if not module and not os.path.exists(program[0]):
+        advice = (
+            "PROGRAM is the Python program itself, as in `pccl launch train.py`" if shutil.which(program[0]) else "check its path"
+        )
+        raise click.UsageError(f"there is no file {program[0]}; {advice}")
     words = [sys.executable, *(["-m"] if module else []), program[0], *arguments]
     if keys is not None and insecure:
         raise click.UsageError("--keys and --insecure contradict each other; leave one of them out")

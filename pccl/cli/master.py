@@ -52,10 +52,17 @@ from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_
     metavar="SECONDS",
     help="end once neither this master nor another one of the list has had a peer for so long",
 )
-@click.option("--keys", metavar="FILE", help="encrypt with these keys, which `pccl keys` wrote for masters  [default: PCCL_KEYS]")
-@click.option("--cert", metavar="FILE", help="or with this certificate for a master, in PEM  [default: PCCL_CERT]")
-@click.option("--key", metavar="FILE", help="with --cert: its private key  [default: PCCL_KEY]")
-@click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted  [default: PCCL_CA]")
+@click.option(
+    "--keys",
+    type=click.Path(),
+    metavar="FILE",
+    help="encrypt with these keys, which `pccl keys` wrote for masters  [default: PCCL_KEYS]",
+)
+@click.option(
+    "--cert", type=click.Path(), metavar="FILE", help="or with this certificate for a master, in PEM  [default: PCCL_CERT]"
+)
+@click.option("--key", type=click.Path(), metavar="FILE", help="with --cert: its private key  [default: PCCL_KEY]")
+@click.option("--ca", type=click.Path(), metavar="FILE", help="with --cert: the authorities that are trusted  [default: PCCL_CA]")
 @click.option(
     "--insecure",
     is_flag=True,
@@ -64,7 +71,7 @@ from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_
 )
 @click.option("--web", metavar="HOST:PORT", help="also serve a page with the run, as `pccl web` does; it prints its address")
 @click.option("--background", is_flag=True, help="return once it listens; it goes on in a session of its own")
-@click.option("--log", metavar="FILE", help="with --background: write the log there  [default: nowhere]")
+@click.option("--log", type=click.Path(), metavar="FILE", help="with --background: write the log there  [default: nowhere]")
 def command(
     listen: str | None,
     heartbeat_limit: float | None,

@@ -15,10 +15,12 @@ from pccl._relay import Relay
 
 @click.command("relay", short_help="Join peers that cannot dial each other.")
 @click.argument("address", metavar="HOST:PORT")
-@click.option("--keys", metavar="FILE", help="keys of the run that may use it (`pccl keys`)  [default: PCCL_KEYS]")
-@click.option("--cert", metavar="FILE", help="or a certificate of the run, in PEM  [default: PCCL_CERT]")
-@click.option("--key", metavar="FILE", help="with --cert: its private key  [default: PCCL_KEY]")
-@click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted  [default: PCCL_CA]")
+@click.option(
+    "--keys", type=click.Path(), metavar="FILE", help="keys of the run that may use it (`pccl keys`)  [default: PCCL_KEYS]"
+)
+@click.option("--cert", type=click.Path(), metavar="FILE", help="or a certificate of the run, in PEM  [default: PCCL_CERT]")
+@click.option("--key", type=click.Path(), metavar="FILE", help="with --cert: its private key  [default: PCCL_KEY]")
+@click.option("--ca", type=click.Path(), metavar="FILE", help="with --cert: the authorities that are trusted  [default: PCCL_CA]")
 @click.option("--insecure", is_flag=True, help="let everybody use it; for runs without keys")
 @click.option("--links", default=1024, show_default=True, type=click.IntRange(1), help="connections that it joins at most")
 def command(

@@ -17,8 +17,10 @@ def _command(name: str, short_help: str) -> Callable[[Callable[..., Any]], click
     """Makes a command about one member, with which an operator asks the masters."""
 
     def make(function: Callable[..., Any]) -> click.Command:
-        function = click.option("--keys", metavar="FILE", help="key file of the run's masters [default: PCCL_KEYS]")(function)
-        master = click.option("--master", "address", required=True, metavar=top.MASTERS, help="master of the run, or all masters")
+        function = click.option(
+            "--keys", type=click.Path(), metavar="FILE", help="key file of the run's masters [default: PCCL_KEYS]"
+        )(function)
+        master = top.master_option("master of the run, or all masters")
         return click.command(name, short_help=short_help)(click.argument("member")(master(function)))
 
     return make

@@ -36,13 +36,32 @@ RUNS = "runs of these masters: "
 Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
 
 
+def master_option(meaning: str) -> Callable[[Command], Command]:
+    """Adds the option --master, without which PCCL_MASTER names the masters."""
+    return click.option(
+        "--master", "address", envvar="PCCL_MASTER", show_envvar=True, required=True, metavar=MASTERS, help=meaning
+    )
+
+
 def credential_options(before: str = "") -> Callable[[Command], Command]:
     """Adds the options by which a command connects to a master; `before` begins the help of those that need no --cert."""
     added = (
-        click.option("--keys", metavar="FILE", help=f"{before}key file of the run, for a peer or a master [default: PCCL_KEYS]"),
-        click.option("--cert", metavar="FILE", help=f"{before}or a certificate of its authority, in PEM [default: PCCL_CERT]"),
-        click.option("--key", metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]"),
-        click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]"),
+        click.option(
+            "--keys",
+            type=click.Path(),
+            metavar="FILE",
+            help=f"{before}key file of the run, for a peer or a master [default: PCCL_KEYS]",
+        ),
+        click.option(
+            "--cert",
+            type=click.Path(),
+            metavar="FILE",
+            help=f"{before}or a certificate of its authority, in PEM [default: PCCL_CERT]",
+        ),
+        click.option("--key", type=click.Path(), metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]"),
+        click.option(
+            "--ca", type=click.Path(), metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]"
+        ),
         click.option(
             "--insecure", is_flag=True, help=f"{before}use a master on another host without keys [default: PCCL_INSECURE=1]"
         ),
@@ -57,9 +76,7 @@ def credential_options(before: str = "") -> Callable[[Command], Command]:
 
 
 @click.command("top", short_help="Show what slows a run down, live.")
-@click.option(
-    "--master", "address", required=True, metavar=MASTERS, help="master of the run, or all masters, as the peers name them"
-)
+@master_option("master of the run, or all masters, as the peers name them")
 @click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two requests")
 @credential_options()
 @click.option("--once", is_flag=True, help="print one table and exit")

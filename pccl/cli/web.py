@@ -39,12 +39,12 @@ public_option = click.option(
 
 
 @click.command("web", short_help="Show a run in a browser, with its history and metrics.")
-@click.option(
-    "--master", "address", required=True, metavar=top.MASTERS, help="master of the run, or all masters, as the peers name them"
-)
+@top.master_option("master of the run, or all masters, as the peers name them")
 @listen_option
 @click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two questions")
-@click.option("--events", metavar="FILE", help="also write the events there, for `pccl replay`; it must not exist")
+@click.option(
+    "--events", type=click.Path(), metavar="FILE", help="also write the events there, for `pccl replay`; it must not exist"
+)
 @public_option
 @top.credential_options()
 @click.option("--parent", type=int, hidden=True, help="end when this process ends")

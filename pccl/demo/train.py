@@ -123,7 +123,7 @@ def main(steps: int, seed: int, stand_by: bool) -> None:
     report(prepared=number)
     if stand_by:
         signal.sigwait([signal.SIGUSR1])
-    with pccl.Communicator(os.environ["PCCL_MASTER"]) as comm:
+    with pccl.Communicator() as comm:
         comm.connect()
         comm.wait_for_peers(2 if joins else int(os.environ["PCCL_PEERS"]))
         info = sync(comm, state)

@@ -210,7 +210,7 @@ def test_the_next_master_knows_whose_entries_differ():
         assert syncs[1].result(PATIENCE) == 0
         error = syncs[0].exception(PATIENCE)
         assert isinstance(error, PCCLError)
-        assert 'the first that differs is entry 1, counted from 0: "x" (float32, count 3)' in error.detail
+        assert 'the first that differs is entry 1, counted from 0: here "x" (float32, count 3)' in error.detail
 
 
 def test_an_older_run_beats_a_young_one():

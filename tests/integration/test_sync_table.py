@@ -238,15 +238,15 @@ def sync(comm: Communicator, state: SharedState) -> int:
 
 
 ODD = {
-    "name": 'it has 2, its group 2; the first that differs is entry 1, counted from 0: "c" (float32, count 4)',
-    "order": 'it has 2, its group 2; the first that differs is entry 0, counted from 0: "b" (float32, count 4)',
-    "type": 'it has 2, its group 2; the first that differs is entry 1, counted from 0: "b" (int32, count 4)',
-    "size": 'it has 2, its group 2; the first that differs is entry 1, counted from 0: "b" (float32, count 5)',
-    "flag": 'the first that differs is entry 1, counted from 0: "b" (float32, count 4, allow_content_inequality)',
+    "name": 'it has 2, its group 2; the first that differs is entry 1, counted from 0: here "c" (float32, count 4)',
+    "order": 'it has 2, its group 2; the first that differs is entry 0, counted from 0: here "b" (float32, count 4)',
+    "type": 'it has 2, its group 2; the first that differs is entry 1, counted from 0: here "b" (int32, count 4)',
+    "size": 'it has 2, its group 2; the first that differs is entry 1, counted from 0: here "b" (float32, count 5)',
+    "flag": 'the first that differs is entry 1, counted from 0: here "b" (float32, count 4, allow_content_inequality)',
     "fewer": 'it has 1, its group 2; the first that differs is entry 1, counted from 0: an entry is missing here after "a"',
-    "more": 'it has 3, its group 2; the first that differs is entry 2, counted from 0: "z" (float64, count 1)',
-    "in front": 'it has 3, its group 2; the first that differs is entry 0, counted from 0: "z" (float64, count 1)',
-    "not the first": 'it has 1, its group 2; the first that differs is entry 0, counted from 0: "b" (float32, count 4)',
+    "more": 'it has 3, its group 2; the first that differs is entry 2, counted from 0: here "z" (float64, count 1)',
+    "in front": 'it has 3, its group 2; the first that differs is entry 0, counted from 0: here "z" (float64, count 1)',
+    "not the first": 'it has 1, its group 2; the first that differs is entry 0, counted from 0: here "b" (float32, count 4)',
 }
 """What a member is told whose entries are odd in this way."""
 
@@ -278,10 +278,10 @@ NAMES = [str(number) for number in range(3000)]
 @pytest.mark.parametrize(
     ("mine", "where", "named"),
     [
-        ([*NAMES[:100], "new", *NAMES[101:]], "96 to 103", 'one of "96" to "103"'),
-        ([*NAMES[:-1], "new"], "2992 to 2999", 'one of "2992" to "new"'),
-        (NAMES[:2990], "2984 to 2990", 'one of "2984" to the last, or missing after it'),
-        (NAMES[:100], "96 to 100", 'one of "96" to the last, or missing after it'),
+        ([*NAMES[:100], "new", *NAMES[101:]], "96 to 103", 'here one of "96" to "103"'),
+        ([*NAMES[:-1], "new"], "2992 to 2999", 'here one of "2992" to "new"'),
+        (NAMES[:2990], "2984 to 2990", 'here one of "2984" to the last, or missing after it'),
+        (NAMES[:100], "96 to 100", 'here one of "96" to the last, or missing after it'),
     ],
     ids=["new in the middle", "new at the end", "fewer", "few"],
 )
@@ -303,7 +303,7 @@ def test_a_long_name_leaves_room_for_what_to_do():
         states = [SharedState([TensorInfo.from_numpy(np.ones(1, np.float32), name)]) for name in names]
         running = [Background(sync, comm, state) for comm, state in zip(comms, states, strict=True)]
         detail = running[1].error().detail
-        assert 'entry 0, counted from 0: "üüü' in detail
+        assert 'entry 0, counted from 0: here "üüü' in detail
         assert detail.endswith("(float32, count 1); give all members the same entries in the same order")
         assert running[0].result() == 0
 

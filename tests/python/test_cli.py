@@ -45,6 +45,10 @@ def test_info():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["topp"], "did you mean 'top'?"),
+        (["top"], "PCCL_MASTER"),
+        (["launch", "nothing-here.py"], "there is no file nothing-here.py; check its path"),
+        (["launch", "python3", "train.py"], "PROGRAM is the Python program itself"),
         (["bench", "allreduce", "--sizes", "4Q"], "'4Q' is not a size"),
         (["bench", "allreduce", "--sizes", "4K,"], "'' is not a size"),
         (["bench", "allreduce", "--sizes", "0"], "'0' is not a size"),
@@ -173,3 +177,27 @@ def test_ctrl_c_ends_top():
         assert top.stderr.read() == "interrupted\n"
         top.stdout.close()
         top.stderr.close()
+
+
+def test_commands_and_communicators_take_the_run_of_the_environment(monkeypatch):
+    monkeypatch.delenv("PCCL_MASTER", raising=False)
+    with pytest.raises(ValueError, match="pass host:port, or set PCCL_MASTER"):
+        pccl.Communicator()
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        monkeypatch.setenv("PCCL_MASTER", f"127.0.0.1:{master.port}")
+        with pccl.Communicator() as comm:
+            comm.connect()
+            result = run("top", "--once", "--json")
+    assert result.exit_code == 0
+    assert len(json.loads(result.output)["members"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("pccl doc", "plain,doctor"), ("pccl top --keys r", "file,r"), ("pccl launch tr", "file,tr")],
+)
+def test_shells_complete(words, completed):
+    environment = {**os.environ, "_PCCL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = [sys.executable, "-m", "pccl"]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert completed in told.splitlines()

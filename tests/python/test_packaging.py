@@ -42,7 +42,9 @@ def arguments_of_service() -> list[str]:
 def test_the_recipe_is_of_this_version_and_has_its_requirements():
     made = recipe()
     assert made["context"]["version"] == pccl.__version__
-    assert sorted(made["requirements"]["run"]) == sorted(["python", *spaced(PROJECT["project"]["dependencies"])])
+    python = f"python {PROJECT['project']['requires-python']}"
+    assert sorted(made["requirements"]["run"]) == sorted([python, *spaced(PROJECT["project"]["dependencies"])])
+    assert python in made["requirements"]["host"]
     assert set(spaced(PROJECT["build-system"]["requires"])) <= set(made["requirements"]["host"])
     assert made["about"]["summary"] in PROJECT["project"]["description"]
 

@@ -14,10 +14,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from enum import EnumType
 from pathlib import Path
 
 import simulator
+
+import pccl
+from pccl import Diagnosis, Result
+from pccl._errors import error_for
+from pccl.cli import info
+from pccl.monitor.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -46,6 +53,7 @@ def main() -> int:
         (source / "reference" / "c.md").write_text(c_page(ROOT / "csrc" / "include" / "pccl.h"))
         (source / "reference" / "python.md").write_text(python_page())
         (source / "reference" / "commands.md").write_text(commands_page())
+        (source / "reference" / "tables.md").write_text(tables_page(ROOT / "csrc" / "include" / "pccl.h"))
         (source / "index.md").write_text(index_page((ROOT / "docs" / "README.md").read_text()))
         command = ["-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-j", "2", "-c", str(HERE), str(source), str(out)]
         status = subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode
@@ -100,7 +108,7 @@ def index_page(contents: str) -> str:
         listed |= set(links)
         page += toctree(caption, [f"docs/{link}" for link in links])
     others = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem not in {*listed, "README"})
-    page += toctree("Reference", ["reference/python", "reference/c", "reference/commands", "CHANGELOG"])
+    page += toctree("Reference", ["reference/python", "reference/c", "reference/commands", "reference/tables", "CHANGELOG"])
     page += toctree("More", ["docs/README", *(f"docs/{name}" for name in others)])
     page += toctree(
         "Decisions and measurements", ["docs/decisions/*", "bench/*", "bench/*/*", "examples/*/README", "CONTRIBUTING"]
@@ -164,8 +172,10 @@ def python_page() -> str:
     first = ["Communicator", "MasterNode", "SharedState", "Group", "CollectiveHandle", "AsyncReduceHandle"]
     page = ["# Python", "", "## pccl", ""]
     for name in sorted(names, key=lambda name: (name in errors, first.index(name) if name in first else len(first), name)):
-        inherited = [] if name in errors else ["   :inherited-members: object, tuple, int"]
-        page += [f"### {name}", "", "```{eval-rst}", f".. autoclass:: pccl.{name}", "   :members:", *inherited, "```", ""]
+        options = [] if name in errors else ["   :inherited-members: object, tuple, int"]
+        if isinstance(getattr(pccl, name), EnumType):
+            options = ["   :undoc-members:"]
+        page += [f"### {name}", "", "```{eval-rst}", f".. autoclass:: pccl.{name}", "   :members:", *options, "```", ""]
     for module, guide in MODULES.items():
         page += [f"## {module}", "", f"[Guide](../docs/{guide}.md)", ""]
         page += ["```{eval-rst}", f".. automodule:: {module}", "   :members:", "   :imported-members:", "```", ""]
@@ -176,6 +186,38 @@ def commands_page() -> str:
     """The reference of the commands."""
     rst = ["```{eval-rst}", ".. click:: pccl.cli:main", "   :prog: pccl", "   :nested: full", "```"]
     return "\n".join(["# Commands", "", *rst, ""])
+
+
+def tables_page(header: Path) -> str:
+    """The reference of what has a name and no declaration: environment variables, result codes and metrics."""
+    page = ["# Variables, codes and metrics", "", "## Environment variables", ""]
+    page += ["`pccl info` shows their values. [Operations](../docs/operations.md#environment) has defaults.", ""]
+    page += table(("variable", "meaning"), ((f"`{name}`", meaning) for name, meaning in info.environment().items()))
+    page += ["## Result codes", "", "[Troubleshooting](../docs/troubleshooting.md#errors) says what to do.", ""]
+    page += table(("code", "C", "Python", "raises", "meaning"), result_codes(header.read_text()))
+    page += ["## Metrics", "", "`/metrics` of [the page](../docs/monitoring.md#metrics).", ""]
+    metrics = Metrics()
+    metrics.observe(Diagnosis((), (), (), 5.0), ())
+    rows = []
+    for family in metrics.collect():
+        name = f"{family.name}{ {'counter': '_total', 'info': '_info'}.get(family.type, '') }"
+        rows.append((f"`{name}`", family.type, ", ".join(getattr(family, "_labelnames", ())), family.documentation))
+    return "\n".join(page + table(("name", "type", "labels", "meaning"), rows))
+
+
+def result_codes(header: str) -> Iterator[tuple[str, ...]]:
+    """A row for each code of `pcclResult_t`. Its comment stands behind it, or before it."""
+    match = re.search(r"typedef enum pcclResult_t \{(.*?)\}", header, re.S)
+    assert match is not None
+    for before, name, code, behind in re.findall(r"(?:// ([^\n]*)\n *)?(pccl\w+) = (\d+),? *(?://([^\n]*))?", match[1]):
+        result = Result(int(code))
+        raised = "" if result is Result.SUCCESS else f"`{type(error_for(int(code), '')).__name__}`"
+        yield code, f"`{name}`", f"`{result.name}`", raised, (before or behind).strip()
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """A table in Markdown."""
+    return [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)] + [""]
 
 
 if __name__ == "__main__":
