@@ -182,9 +182,14 @@ def read_file(path: str | os.PathLike[str]) -> tuple[str, Keys]:
         raise KeysError(f"{path} is no file of keys") from None
     except OSError as error:
         raise KeysError(f"{path}: {error.strerror}") from None
-    role = lines[0].removeprefix("pccl-keys 1 ") if lines else ""
-    if role not in ROLES:
-        raise KeysError(f"{path} was not written by `pccl keys` of this version")
+    if not lines:
+        raise KeysError(f"{path} is empty; copy the file again")
+    head = lines[0].split()
+    if len(head) > 1 and head[0] == "pccl-keys" and head[1] != "1":
+        raise KeysError(f"{path} is of another version of pccl; make new keys")
+    if head[:2] != ["pccl-keys", "1"] or head[2:3] not in [[role] for role in ROLES]:
+        raise KeysError(f"{path} was not written by `pccl keys`")
+    role = head[2]
     items = [line.split() for line in lines[1:] if line.strip() and not line.startswith("#")]
     values: dict[str, list[bytes]] = {"secret": [], "master-key": [], "master-public": []}
     run = ""

@@ -6,7 +6,6 @@
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
-#include <openssl/x509v3.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,13 +14,13 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "net/certificate.h"
 
 enum {
     FILES = 3,
     FILE_BYTES = 1 << 20, // the longest: bundles of all public authorities have a quarter of it
-    MOST_SIGNERS = 64,    // masters of one run, dead or alive; a new one replaces the oldest
-    WHEN_BYTES = 40,
-    NAME_BYTES = 160,
+    ISSUER_BYTES = 160,
+    MOST_SIGNERS = 64, // masters of one run, dead or alive; a new one replaces the oldest
 };
 
 // Result of reading the files once.
@@ -94,7 +93,7 @@ static const char *read_leaf(const char *text, struct reading *out) {
 
 static const char *read_key(const char *text, struct reading *out) {
     out->key = parse_key(text);
-    if (out->key == NULL) return "it holds no private key in PEM, or one with a password";
+    if (out->key == NULL) return "it holds no private key in PEM, or one with a password: write it without one";
     return X509_check_private_key(out->leaf, out->key) == 1 ? NULL : "it is not the key of the certificate";
 }
 
@@ -147,119 +146,10 @@ static void look(const struct certificates *c, struct mark marks[FILES]) {
     }
 }
 
-// ---- roles and dates ----
-
-static void write_when(const ASN1_TIME *time, char out[WHEN_BYTES]) {
-    struct tm when;
-    if (ASN1_TIME_to_tm(time, &when) != 1 || strftime(out, WHEN_BYTES, "%Y-%m-%d %H:%M:%S UTC", &when) == 0)
-        snprintf(out, WHEN_BYTES, "an unknown date");
-}
-
-// Writes that the certificate is out of its dates. False: it is not.
-static bool out_of_date(const X509 *certificate, const char *whose, char reason[KEYS_REASON_BYTES]) {
-    char when[WHEN_BYTES];
-    int side = X509_cmp_timeframe(NULL, X509_get0_notBefore(certificate), X509_get0_notAfter(certificate));
-    if (side == 0) return false;
-    write_when(side > 0 ? X509_get0_notAfter(certificate) : X509_get0_notBefore(certificate), when);
-    if (side > 0)
-        snprintf(reason, KEYS_REASON_BYTES, "%s expired on %s: renew it", whose, when);
-    else
-        snprintf(reason, KEYS_REASON_BYTES, "%s is valid from %s on: are the clocks right?", whose, when);
-    return true;
-}
-
-// Returns the length of RUN in a URI with a role, or 0.
-static size_t run_of(const GENERAL_NAME *name, unsigned *role) {
-    static const struct {
-        const char *path;
-        size_t length;
-        unsigned role;
-    } paths[] = {{"/pccl/master", 12, CERTIFICATES_MASTER}, {"/pccl/peer", 10, CERTIFICATES_PEER}};
-    if (name->type != GEN_URI) return 0;
-    const char *uri = (const char *)ASN1_STRING_get0_data(name->d.uniformResourceIdentifier);
-    size_t length = (size_t)ASN1_STRING_length(name->d.uniformResourceIdentifier);
-    if (memchr(uri, '?', length) != NULL || memchr(uri, '#', length) != NULL) return 0; // the end is not of its path
-    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
-        if (length <= paths[i].length) continue;
-        size_t run = length - paths[i].length;
-        if (memcmp(uri + run, paths[i].path, paths[i].length) != 0) continue;
-        *role = paths[i].role;
-        return run;
-    }
-    return 0;
-}
-
-// Whether both names have a role, and in one run.
-static bool same_run(const GENERAL_NAME *one, const GENERAL_NAME *other) {
-    unsigned role;
-    size_t run = run_of(one, &role);
-    return run > 0 && run_of(other, &role) == run &&
-           memcmp(ASN1_STRING_get0_data(one->d.uniformResourceIdentifier),
-                  ASN1_STRING_get0_data(other->d.uniformResourceIdentifier), run) == 0;
-}
-
-// Returns the roles of `others` in the run of `own`, which judge_own has found to be one.
-static unsigned roles_in_run(const GENERAL_NAMES *own, const GENERAL_NAMES *others) {
-    unsigned roles = 0;
-    for (int i = 0; i < sk_GENERAL_NAME_num(others); i++) {
-        unsigned role = 0;
-        const GENERAL_NAME *other = sk_GENERAL_NAME_value(others, i);
-        run_of(other, &role);
-        for (int k = 0; k < sk_GENERAL_NAME_num(own); k++)
-            if (same_run(sk_GENERAL_NAME_value(own, k), other)) roles |= role;
-    }
-    return roles;
-}
-
-static bool names_two_runs(const X509 *certificate) {
-    GENERAL_NAMES *names = X509_get_ext_d2i(certificate, NID_subject_alt_name, NULL, NULL);
-    const GENERAL_NAME *first = NULL;
-    bool two = false;
-    for (int i = 0; i < sk_GENERAL_NAME_num(names); i++) {
-        unsigned role;
-        const GENERAL_NAME *name = sk_GENERAL_NAME_value(names, i);
-        if (run_of(name, &role) == 0) continue;
-        if (first == NULL) first = name;
-        two = two || !same_run(first, name);
-    }
-    GENERAL_NAMES_free(names);
-    return two;
-}
-
-// Writes the first URI with a role, or "" if there is none.
-static void first_role(const GENERAL_NAMES *names, char out[NAME_BYTES]) {
-    unsigned role;
-    out[0] = '\0';
-    for (int i = 0; i < sk_GENERAL_NAME_num(names) && out[0] == '\0'; i++) {
-        const GENERAL_NAME *name = sk_GENERAL_NAME_value(names, i);
-        if (run_of(name, &role) == 0) continue;
-        const ASN1_STRING *uri = name->d.uniformResourceIdentifier;
-        snprintf(out, NAME_BYTES, "%.*s", ASN1_STRING_length(uri), (const char *)ASN1_STRING_get0_data(uri));
-    }
-}
-
-// Returns the roles of one certificate in the run of the other one. 0: none, and `reason` says why.
-static unsigned roles_of(const X509 *own, const X509 *other, char reason[KEYS_REASON_BYTES]) {
-    GENERAL_NAMES *mine = X509_get_ext_d2i(own, NID_subject_alt_name, NULL, NULL);
-    GENERAL_NAMES *others = X509_get_ext_d2i(other, NID_subject_alt_name, NULL, NULL);
-    unsigned roles = roles_in_run(mine, others);
-    char ours[NAME_BYTES], theirs[NAME_BYTES];
-    first_role(mine, ours);
-    first_role(others, theirs);
-    if (roles == 0 && theirs[0] == '\0')
-        snprintf(reason, KEYS_REASON_BYTES,
-                 "its certificate has no role: none of the URIs in its subject alternative names ends in /pccl/master "
-                 "or /pccl/peer");
-    else if (roles == 0)
-        snprintf(reason, KEYS_REASON_BYTES,
-                 "its certificate is of another run: it has %s, and that of this process has %s", theirs, ours);
-    GENERAL_NAMES_free(mine);
-    GENERAL_NAMES_free(others);
-    return roles;
-}
+// ---- what others see ----
 
 unsigned certificates_roles(SSL *ssl, const X509 *other, char reason[KEYS_REASON_BYTES]) {
-    return roles_of(SSL_get_certificate(ssl), other, reason);
+    return certificate_roles(SSL_get_certificate(ssl), other, reason);
 }
 
 void certificates_problem(X509_STORE_CTX *context, char reason[KEYS_REASON_BYTES]) {
@@ -268,14 +158,22 @@ void certificates_problem(X509_STORE_CTX *context, char reason[KEYS_REASON_BYTES
     bool leaf = X509_STORE_CTX_get_error_depth(context) == 0;
     bool dates = error == X509_V_ERR_CERT_HAS_EXPIRED || error == X509_V_ERR_CERT_NOT_YET_VALID;
     const char *whose = leaf ? "its certificate" : "the certificate of an authority of its certificate";
-    if (dates && certificate != NULL && out_of_date(certificate, whose, reason)) return;
+    if (dates && certificate != NULL && certificate_out_of_date(certificate, whose, reason)) return;
     bool unknown = error == X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY ||
                    error == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN || error == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT ||
                    error == X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE;
-    snprintf(reason, KEYS_REASON_BYTES, "%s: %s",
-             unknown ? "none of the authorities that this process trusts has issued its certificate"
-                     : "its certificate cannot be trusted",
-             X509_verify_cert_error_string(error));
+    if (!unknown || certificate == NULL) {
+        snprintf(reason, KEYS_REASON_BYTES, "its certificate cannot be trusted: %s",
+                 X509_verify_cert_error_string(error));
+        return;
+    }
+    char issuer[ISSUER_BYTES];
+    X509_NAME_oneline(X509_get_issuer_name(certificate), issuer, sizeof issuer);
+    snprintf(
+        reason, KEYS_REASON_BYTES,
+        "none of the authorities that this process trusts has issued its certificate: %s is missing in the file of "
+        "authorities here, or behind the certificate in the file there",
+        issuer);
 }
 
 // ---- life ----
@@ -296,37 +194,23 @@ static bool take_paths(struct certificates *c, const struct certificates_paths *
     return true;
 }
 
-// Returns why TLS cannot show the certificate, such as a key that is too short; NULL: it can.
-static const char *tls_problem(const struct reading *reading) {
-    OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL); // as net/tls does
-    ERR_set_mark();
-    SSL_CTX *context = SSL_CTX_new(TLS_method());
-    SSL *ssl = context == NULL ? NULL : SSL_new(context);
-    bool good = ssl != NULL && SSL_use_cert_and_key(ssl, reading->leaf, reading->key, reading->chain, 1) == 1;
-    const char *reason = good ? NULL : ERR_reason_error_string(ERR_peek_last_error());
-    SSL_free(ssl);
-    SSL_CTX_free(context);
-    ERR_pop_to_mark();
-    return good || reason != NULL ? reason : "an unknown error of OpenSSL";
-}
-
 // Judges the certificate that has been read: its dates, its run and roles, and whether TLS accepts it. A renewed one
 // needs the run and roles of the one in use.
 static bool judge_own(const struct certificates *c, const struct reading *read, char reason[KEYS_REASON_BYTES]) {
     char whose[KEYS_REASON_BYTES / 2];
-    const char *problem = tls_problem(read);
+    const char *problem = certificate_problem(&(struct certificate_identity){read->leaf, read->key, read->chain});
     snprintf(whose, sizeof whose, "the certificate in %s", c->paths[0]);
-    if (out_of_date(read->leaf, whose, reason)) return false;
+    if (certificate_out_of_date(read->leaf, whose, reason)) return false;
     if (problem != NULL)
         snprintf(reason, KEYS_REASON_BYTES, "%s cannot be used with TLS: %s", whose, problem);
-    else if (roles_of(read->leaf, read->leaf, reason) == 0)
+    else if (certificate_roles(read->leaf, read->leaf, reason) == 0)
         snprintf(reason, KEYS_REASON_BYTES,
                  "%s has no role: issue one with a URI among its subject alternative names that ends in /pccl/master "
                  "or /pccl/peer (docs/security.md)",
                  whose);
-    else if (names_two_runs(read->leaf))
+    else if (certificate_names_two_runs(read->leaf))
         snprintf(reason, KEYS_REASON_BYTES, "%s names two runs; issue one certificate per run", whose);
-    else if (c->roles != 0 && (roles_of(c->now.leaf, read->leaf, reason) & c->roles) != c->roles)
+    else if (c->roles != 0 && (certificate_roles(c->now.leaf, read->leaf, reason) & c->roles) != c->roles)
         snprintf(reason, KEYS_REASON_BYTES,
                  "%s has another run or fewer roles than the one that it replaces: issue it for the same run and roles",
                  whose);
@@ -339,7 +223,7 @@ static bool judge_own(const struct certificates *c, const struct reading *read, 
 static bool begin(struct certificates *c, char reason[KEYS_REASON_BYTES]) {
     look(c, c->marks);
     if (!read_files(c, &c->now, reason) || !judge_own(c, &c->now, reason)) return false;
-    c->roles = roles_of(c->now.leaf, c->now.leaf, reason);
+    c->roles = certificate_roles(c->now.leaf, c->now.leaf, reason);
     return true;
 }
 
@@ -379,10 +263,10 @@ static void refresh(struct certificates *c, enum log_level *level, char text[KEY
     *level = good ? LOG_NOTICE : LOG_WARN;
     if (good) {
         struct reading before = c->now;
-        char when[WHEN_BYTES];
+        char when[CERTIFICATE_WHEN_BYTES];
         c->now = fresh;
         fresh = before;
-        write_when(X509_get0_notAfter(c->now.leaf), when);
+        certificate_write_when(X509_get0_notAfter(c->now.leaf), when);
         snprintf(text, KEYS_REASON_BYTES, "read the certificate in %s again: it expires on %s", c->paths[0], when);
     }
     reading_fini(&fresh);
@@ -579,7 +463,7 @@ bool certificates_signed(struct certificates *c, const uint8_t hash[SHA256_BYTES
     refresh(c, &level, text);
     const X509 *leaf = sk_X509_value(chain, 0);
     bool good = memcmp(bytes, hash, SHA256_BYTES) == 0 && leads_to(c->now.authorities, chain, 0) &&
-                roles_of(c->now.leaf, leaf, reason) != 0 &&
+                certificate_roles(c->now.leaf, leaf, reason) != 0 &&
                 stated_by(leaf, of_relay, hash, bytes + HEAD_BYTES, statement);
     pthread_mutex_unlock(&c->lock);
     tell_refreshed(level, text);

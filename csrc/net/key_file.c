@@ -43,6 +43,6 @@ const char *key_file_read(const char *path, bool secret, char *text, size_t capa
     }
     descriptor_close(fd);
     text[length] = '\0';
-    if (problem == NULL && strlen(text) != length) problem = "it contains a NUL byte";
+    if (problem == NULL && strlen(text) != length) problem = "it is no text: it contains a NUL byte";
     return problem;
 }

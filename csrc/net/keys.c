@@ -37,10 +37,12 @@ bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_
 #else
 
 #include <errno.h>
+#include <limits.h>
 #include <openssl/crypto.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { FILE_BYTES = 4096, ITEM_BYTES = 32 }; // the longest file; of any key or secret
 
@@ -82,9 +84,9 @@ static const char *take_secret(struct keys *keys, char *rest) {
     if (keys->count == KEYS_MAX_SECRETS) return "it has more than two secrets";
     struct keys_secret *secret = &keys->secrets[keys->count];
     const char *id = strtok_r(NULL, " \t", &rest), *value = strtok_r(NULL, " \t", &rest);
-    if (id == NULL || !parse_hex(value, secret->bytes)) return "a secret is cut or changed";
+    if (id == NULL || !parse_hex(value, secret->bytes)) return "a secret is cut or changed: copy the file again";
     if (!secret_id(secret->bytes, secret->id)) return "there is no memory";
-    if (strcmp(secret->id, id) != 0) return "a secret is cut or changed";
+    if (strcmp(secret->id, id) != 0) return "a secret is cut or changed: copy the file again";
     keys->count++;
     return NULL;
 }
@@ -93,7 +95,7 @@ static const char *take_run(struct keys *keys, char *rest) {
     const char *name = strtok_r(NULL, " \t", &rest);
     bool good = keys->run.chars[0] == 0 && name != NULL && wire_is_run_name(name, strlen(name));
     if (good) memcpy(keys->run.chars, name, strlen(name));
-    return good ? NULL : "its run is cut or changed";
+    return good ? NULL : "its run is cut or changed: copy the file again";
 }
 
 static const char *take_master_key(struct keys *keys, char *rest) {
@@ -101,7 +103,7 @@ static const char *take_master_key(struct keys *keys, char *rest) {
     bool good = keys->master_key == NULL && parse_hex(strtok_r(NULL, " \t", &rest), bytes);
     if (good) keys->master_key = ed25519_from_private(bytes);
     OPENSSL_cleanse(bytes, sizeof bytes);
-    return good && keys->master_key != NULL ? NULL : "its master-key is cut or changed";
+    return good && keys->master_key != NULL ? NULL : "its master-key is cut or changed: copy the file again";
 }
 
 static const char *take_line(struct keys *keys, char *line, bool *has_public) {
@@ -113,26 +115,36 @@ static const char *take_line(struct keys *keys, char *line, bool *has_public) {
     if (strcmp(item, "master-key") == 0) return take_master_key(keys, rest);
     if (strcmp(item, "master-public") != 0) return "it has an item that this version does not know";
     if (*has_public || !parse_hex(strtok_r(NULL, " \t", &rest), keys->master_public))
-        return "its master-public is cut or changed";
+        return "its master-public is cut or changed: copy the file again";
     *has_public = true;
     return NULL;
 }
 
+// Returns why this is no file of keys, from the first words of its first line.
+static const char *foreign(const char *magic, const char *version) {
+    if (*magic == 0) return "it is empty: copy the file again";
+    if (strncmp(magic, "-----BEGIN", 10) == 0) return "it is in PEM: name a certificate by PCCL_CERT, --cert or cert=";
+    bool other = strcmp(magic, "pccl-keys") == 0 && strcmp(version, "1") != 0;
+    return other ? "it is of another version of pccl: make new keys" : "it was not written by `pccl keys`";
+}
+
+// Lines may end as on Windows.
 static const char *parse(struct keys *keys, char *text) {
-    char *rest;
-    const char *first = strtok_r(text, "\n", &rest);
-    bool master = first != NULL && strcmp(first, "pccl-keys 1 master") == 0;
-    if (!master && (first == NULL || strcmp(first, "pccl-keys 1 peer") != 0))
-        return "it was not written by `pccl keys` of this version";
+    char *rest, magic[16] = "", version[16] = "", role[16] = "";
+    const char *first = strtok_r(text, "\r\n", &rest);
+    if (first != NULL) sscanf(first, "%15s %15s %15s", magic, version, role);
+    bool ours = strcmp(magic, "pccl-keys") == 0 && strcmp(version, "1") == 0, master = strcmp(role, "master") == 0;
+    if (!ours || (!master && strcmp(role, "peer") != 0)) return foreign(magic, version);
     bool has_public = false;
-    for (char *line; (line = strtok_r(NULL, "\n", &rest)) != NULL;) {
+    for (char *line; (line = strtok_r(NULL, "\r\n", &rest)) != NULL;) {
         const char *problem = take_line(keys, line, &has_public);
         if (problem != NULL) return problem;
     }
-    if (keys->count == 0 || !has_public || master != (keys->master_key != NULL)) return "it is cut";
+    if (keys->count == 0 || !has_public || master != (keys->master_key != NULL))
+        return "it is cut: copy the file again";
     if (master && keys->run.chars[0] != 0) return "a file for masters cannot be that of one run";
     if (master && memcmp(ed25519_public(keys->master_key), keys->master_public, ED25519_KEY) != 0)
-        return "its master-key and master-public are not of one pair";
+        return "its master-key and master-public are not of one pair: copy the file again";
     return NULL;
 }
 
@@ -144,9 +156,13 @@ struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
     if (problem == NULL) problem = parse(keys, text);
     OPENSSL_cleanse(text, sizeof text);
     if (problem == NULL) return keys;
-    bool missing = strcmp(problem, strerror(ENOENT)) == 0;
+    char ending[PATH_MAX];
+    snprintf(ending, sizeof ending, "%s.peer", path);
+    bool missing = strcmp(problem, strerror(ENOENT)) == 0, named = missing && access(ending, F_OK) == 0;
     snprintf(reason, KEYS_REASON_BYTES, "cannot use the keys in %s: %s%s", path, problem,
-             missing ? "; make them with `pccl keys NAME`, or copy the file here" : "");
+             named     ? "; name the file with its ending, .peer or .master"
+             : missing ? "; make them with `pccl keys NAME`, or copy the file here"
+                       : "");
     keys_release(keys);
     return NULL;
 }

@@ -215,8 +215,9 @@ def test_wrong_arguments():
 def changes(text):
     """Texts of a file that must not be used, each with part of what is said of it."""
     lines = text.splitlines(keepends=True)
-    yield "", "written by"
-    yield text.replace("pccl-keys 1", "pccl-keys 9"), "written by"
+    yield "", "is empty"
+    yield text.replace("pccl-keys 1", "pccl-keys 9"), "another version"
+    yield text.replace("pccl-keys 1", "other-keys 1"), "written by"
     yield "".join(lines[:-1]), "cut"
     yield "".join(line for line in lines if not line.startswith("secret")), "cut"
     yield re.sub("secret ([0-9a-f]+) .", r"secret \1 ", text), "cut"
@@ -226,12 +227,16 @@ def changes(text):
 
 def test_files_that_are_cut_or_changed():
     run("job")
-    for text, reason in list(changes(Path("job.master").read_text())):
+    good = Path("job.master").read_text()
+    for text, reason in list(changes(good)):
         Path("job.master").write_text(text)
         with pytest.raises(_keys.KeysError, match=reason):
             _keys.read_file("job.master")
         assert re.search(reason, checked("job.master"))
         run("show", "job.master", status=1)
+    Path("job.master").write_bytes(good.replace("\n", "\r\n").encode())
+    assert checked("job.master") is True
+    assert _keys.read_file("job.master")[0] == "master"
     Path("job.master").write_bytes(b"\xff\x00")
     run("show", "job.master", status=1)
 

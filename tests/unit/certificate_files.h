@@ -36,7 +36,8 @@ static inline struct issued certificate_issue(const struct issued *issuer, const
     struct issued out = {X509_new(), strcmp(type, "RSA") == 0       ? EVP_PKEY_Q_keygen(NULL, NULL, "RSA", (size_t)2048)
                                      : strcmp(type, "RSA512") == 0  ? EVP_PKEY_Q_keygen(NULL, NULL, "RSA", (size_t)512)
                                      : strcmp(type, "ED25519") == 0 ? EVP_PKEY_Q_keygen(NULL, NULL, "ED25519")
-                                                                    : EVP_PKEY_Q_keygen(NULL, NULL, "EC", "P-256")};
+                                     : strcmp(type, "EC") == 0      ? EVP_PKEY_Q_keygen(NULL, NULL, "EC", "P-256")
+                                                                    : EVP_PKEY_Q_keygen(NULL, NULL, "EC", type)};
     REQUIRE(out.certificate != NULL && out.key != NULL);
     const struct issued *by = issuer == NULL ? &out : issuer;
     char name[64], all[512] = "", copy[512];

@@ -1,0 +1,186 @@
+#ifdef PCCL_HAVE_TLS
+#include "net/certificate.h"
+
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { NAME_BYTES = 160 };
+
+// ---- dates ----
+
+void certificate_write_when(const ASN1_TIME *time, char out[CERTIFICATE_WHEN_BYTES]) {
+    struct tm when;
+    if (ASN1_TIME_to_tm(time, &when) != 1 || strftime(out, CERTIFICATE_WHEN_BYTES, "%Y-%m-%d %H:%M:%S UTC", &when) == 0)
+        snprintf(out, CERTIFICATE_WHEN_BYTES, "an unknown date");
+}
+
+bool certificate_out_of_date(const X509 *certificate, const char *whose, char reason[KEYS_REASON_BYTES]) {
+    char when[CERTIFICATE_WHEN_BYTES];
+    int side = X509_cmp_timeframe(NULL, X509_get0_notBefore(certificate), X509_get0_notAfter(certificate));
+    if (side == 0) return false;
+    certificate_write_when(side > 0 ? X509_get0_notAfter(certificate) : X509_get0_notBefore(certificate), when);
+    if (side > 0)
+        snprintf(reason, KEYS_REASON_BYTES, "%s expired on %s: renew it", whose, when);
+    else
+        snprintf(reason, KEYS_REASON_BYTES, "%s is valid from %s on: are the clocks right?", whose, when);
+    return true;
+}
+
+// ---- run and roles ----
+
+// Returns the length of RUN in a URI with a role, or 0.
+static size_t run_of(const GENERAL_NAME *name, unsigned *role) {
+    static const struct {
+        const char *path;
+        size_t length;
+        unsigned role;
+    } paths[] = {{"/pccl/master", 12, CERTIFICATES_MASTER}, {"/pccl/peer", 10, CERTIFICATES_PEER}};
+    if (name->type != GEN_URI) return 0;
+    const char *uri = (const char *)ASN1_STRING_get0_data(name->d.uniformResourceIdentifier);
+    size_t length = (size_t)ASN1_STRING_length(name->d.uniformResourceIdentifier);
+    if (memchr(uri, '?', length) != NULL || memchr(uri, '#', length) != NULL) return 0; // the end is not of its path
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        if (length <= paths[i].length) continue;
+        size_t run = length - paths[i].length;
+        if (memcmp(uri + run, paths[i].path, paths[i].length) != 0) continue;
+        *role = paths[i].role;
+        return run;
+    }
+    return 0;
+}
+
+// Whether both names have a role, and in one run.
+static bool same_run(const GENERAL_NAME *one, const GENERAL_NAME *other) {
+    unsigned role;
+    size_t run = run_of(one, &role);
+    return run > 0 && run_of(other, &role) == run &&
+           memcmp(ASN1_STRING_get0_data(one->d.uniformResourceIdentifier),
+                  ASN1_STRING_get0_data(other->d.uniformResourceIdentifier), run) == 0;
+}
+
+// Returns the roles of `others` in the run of `own`, which judge_own has found to be one.
+static unsigned roles_in_run(const GENERAL_NAMES *own, const GENERAL_NAMES *others) {
+    unsigned roles = 0;
+    for (int i = 0; i < sk_GENERAL_NAME_num(others); i++) {
+        unsigned role = 0;
+        const GENERAL_NAME *other = sk_GENERAL_NAME_value(others, i);
+        run_of(other, &role);
+        for (int k = 0; k < sk_GENERAL_NAME_num(own); k++)
+            if (same_run(sk_GENERAL_NAME_value(own, k), other)) roles |= role;
+    }
+    return roles;
+}
+
+bool certificate_names_two_runs(const X509 *certificate) {
+    GENERAL_NAMES *names = X509_get_ext_d2i(certificate, NID_subject_alt_name, NULL, NULL);
+    const GENERAL_NAME *first = NULL;
+    bool two = false;
+    for (int i = 0; i < sk_GENERAL_NAME_num(names); i++) {
+        unsigned role;
+        const GENERAL_NAME *name = sk_GENERAL_NAME_value(names, i);
+        if (run_of(name, &role) == 0) continue;
+        if (first == NULL) first = name;
+        two = two || !same_run(first, name);
+    }
+    GENERAL_NAMES_free(names);
+    return two;
+}
+
+// Writes the first URI with a role, or "" if there is none.
+static void first_role(const GENERAL_NAMES *names, char out[NAME_BYTES]) {
+    unsigned role;
+    out[0] = '\0';
+    for (int i = 0; i < sk_GENERAL_NAME_num(names) && out[0] == '\0'; i++) {
+        const GENERAL_NAME *name = sk_GENERAL_NAME_value(names, i);
+        if (run_of(name, &role) == 0) continue;
+        const ASN1_STRING *uri = name->d.uniformResourceIdentifier;
+        snprintf(out, NAME_BYTES, "%.*s", ASN1_STRING_length(uri), (const char *)ASN1_STRING_get0_data(uri));
+    }
+}
+
+unsigned certificate_roles(const X509 *own, const X509 *other, char reason[KEYS_REASON_BYTES]) {
+    GENERAL_NAMES *mine = X509_get_ext_d2i(own, NID_subject_alt_name, NULL, NULL);
+    GENERAL_NAMES *others = X509_get_ext_d2i(other, NID_subject_alt_name, NULL, NULL);
+    unsigned roles = roles_in_run(mine, others);
+    char ours[NAME_BYTES], theirs[NAME_BYTES];
+    first_role(mine, ours);
+    first_role(others, theirs);
+    if (roles == 0 && theirs[0] == '\0')
+        snprintf(reason, KEYS_REASON_BYTES,
+                 "its certificate has no role: none of the URIs in its subject alternative names ends in /pccl/master "
+                 "or /pccl/peer");
+    else if (roles == 0)
+        snprintf(reason, KEYS_REASON_BYTES,
+                 "its certificate is of another run: it has %s, and that of this process has %s", theirs, ours);
+    GENERAL_NAMES_free(mine);
+    GENERAL_NAMES_free(others);
+    return roles;
+}
+
+// ---- use with TLS ----
+
+// Notes in the data of the stream whether a purpose does not suit. Nothing else counts here.
+static int note_purpose(int good, X509_STORE_CTX *context) {
+    SSL *ssl = X509_STORE_CTX_get_ex_data(context, SSL_get_ex_data_X509_STORE_CTX_idx());
+    bool *unsuitable = SSL_get_app_data(ssl);
+    bool leaf = X509_STORE_CTX_get_error_depth(context) == 0;
+    if (good != 1 && leaf && X509_STORE_CTX_get_error(context) == X509_V_ERR_INVALID_PURPOSE) *unsuitable = true;
+    return 1;
+}
+
+// Returns one end of a handshake in memory. NULL: TLS does not take the certificate, or there is no memory.
+static SSL *end_of(SSL_CTX *context, const struct certificate_identity *identity, bool *unsuitable) {
+    SSL *ssl = SSL_new(context);
+    if (ssl == NULL) return NULL;
+    SSL_set_app_data(ssl, unsuitable);
+    SSL_set_verify(ssl, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, note_purpose);
+    if (SSL_use_cert_and_key(ssl, identity->leaf, identity->key, identity->chain, 1) == 1) return ssl;
+    SSL_free(ssl);
+    return NULL;
+}
+
+static bool meet(SSL *dials, SSL *accepts) {
+    BIO *one, *other;
+    if (BIO_new_bio_pair(&one, 0, &other, 0) != 1) return false;
+    SSL_set_bio(dials, one, one);
+    SSL_set_bio(accepts, other, other);
+    SSL_set_connect_state(dials);
+    SSL_set_accept_state(accepts);
+    for (;;) {
+        SSL *const ends[2] = {dials, accepts};
+        size_t pending = BIO_ctrl_pending(one) + BIO_ctrl_pending(other);
+        int done = 0;
+        for (int i = 0; i < 2; i++) {
+            int result = SSL_do_handshake(ends[i]);
+            if (result != 1 && SSL_get_error(ends[i], result) == SSL_ERROR_SSL) return false;
+            done += result == 1;
+        }
+        if (done == 2) return true;
+        if (pending == 0 && BIO_ctrl_pending(one) + BIO_ctrl_pending(other) == 0) return false;
+    }
+}
+
+const char *certificate_problem(const struct certificate_identity *identity) {
+    bool unsuitable = false;
+    OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL); // as net/tls does
+    ERR_set_mark();
+    SSL_CTX *context = SSL_CTX_new(TLS_method());
+    bool good = context != NULL && SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1 &&
+                SSL_CTX_set_num_tickets(context, 0) == 1;
+    SSL *dials = good ? end_of(context, identity, &unsuitable) : NULL;
+    SSL *accepts = good ? end_of(context, identity, &unsuitable) : NULL;
+    bool taken = dials != NULL && accepts != NULL, met = taken && meet(dials, accepts);
+    const char *reason = taken ? NULL : ERR_reason_error_string(ERR_peek_last_error());
+    SSL_free(dials);
+    SSL_free(accepts);
+    SSL_CTX_free(context);
+    ERR_pop_to_mark();
+    if (unsuitable) return "its usages do not suffice: issue it with digital signature, server auth and client auth";
+    if (taken) return met ? NULL : "TLS 1.3 does not have its kind of key: issue it for one of P-256, Ed25519 or RSA";
+    return reason != NULL ? reason : "an unknown error of OpenSSL";
+}
+
+#endif
