@@ -487,7 +487,8 @@ class Communicator(NamedCollectives):
         It has to be deterministic: with the same parameters, seeds, kernels and kinds of processor, and in torch under
         `torch.use_deterministic_algorithms(True)`. Then a member that differs from a majority computes wrongly.
 
-        Raises what `check_parity` and `compute` raise, and PeerLostError if the root was lost.
+        Raises what `check_parity` and `compute` raise, and PeerLostError if the root was lost. If `compute` raises on some
+        members only, the others get UsageError.
         """
         found: ParityInfo = _parity().replay(self, compute, inputs, root, policy)
         return found

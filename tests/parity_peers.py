@@ -102,8 +102,10 @@ class ParityPeer:
     def digest(self) -> bytes:
         return b"".join(one.detach().numpy().tobytes() for one in self.model.parameters())
 
-    def replay(self, broken: bool) -> Any:
+    def replay(self, broken: bool, raises: bool = False) -> Any:
         def compute(inputs: torch.Tensor) -> list[torch.Tensor]:
+            if raises:
+                raise ZeroDivisionError
             loss = self.model(inputs).nan_to_num().square().mean()
             found = [loss, *torch.autograd.grad(loss, list(self.model[2].parameters()))]
             if broken:
@@ -111,7 +113,10 @@ class ParityPeer:
             return found
 
         inputs = torch.randn(4, 70, generator=torch.Generator().manual_seed(self.comm.rank))
-        return self._told(self.comm.replay, compute, [inputs], root=1)
+        try:
+            return self._told(self.comm.replay, compute, [inputs], root=1)
+        except ZeroDivisionError:
+            return "raised"
 
     def uuid(self) -> str:
         return self.comm.uuid.hex

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -26,7 +26,17 @@ from pccl._calls import Deadline
 from pccl._collectives import Collective, Tags
 from pccl._communicator import Communicator, roll
 from pccl._enums import DataType, ReduceOp
-from pccl._errors import ArgumentError, ParityError, PCCLTimeoutError, PeerLostError, Result, TooFewPeersError, UsageError, named
+from pccl._errors import (
+    ArgumentError,
+    ParityError,
+    PCCLError,
+    PCCLTimeoutError,
+    PeerLostError,
+    Result,
+    TooFewPeersError,
+    UsageError,
+    named,
+)
 from pccl._groups import Group
 from pccl._loader import _ffi
 from pccl._names import name_of, peer_label
@@ -91,6 +101,8 @@ class _Held:
 
     def __init__(self, state: Any) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.expanded: list[str] = []
+        """Entries that cannot be written to, since several of their elements are one."""
         self.state = state if isinstance(state, SharedState) else self._of_tensors(_named(state))
         self.infos = self.state._tensor_infos
 
@@ -98,14 +110,22 @@ class _Held:
         infos = []
         for name, tensor in tensors.items():
             if not is_torch_tensor(tensor):
+                if not is_numpy_array(tensor):
+                    kind = type(tensor).__name__
+                    raise TypeError(
+                        f"entry {name!r} is neither a tensor nor an array, but {kind}; pass a flat dict of tensors by name"
+                    )
                 infos.append(TensorInfo.from_numpy(tensor, name))
                 continue
+            if tensor.layout is not torch.strided:
+                raise TypeError(f"entry {name!r} is sparse; pass its indices and its values, as entries of their own")
             if hasattr(tensor, "full_tensor"):  # a DTensor
                 raise TypeError(f"{name} is sharded, and no other member holds the same part; pass what all members hold alike")
-            plain = tensor.detach()
-            if not plain.is_contiguous():
-                plain = plain.contiguous()
+            plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            if plain.data_ptr() != tensor.data_ptr():
                 self._copies.append((tensor.detach(), plain))
+                if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+                    self.expanded.append(name)
             infos.append(TensorInfo.from_torch(_shareable(plain), name))
         return SharedState(infos)
 
@@ -201,6 +221,8 @@ def check_parity(
         require_kind("group", group, Group)
     held = _Held(state)
     if policy == "repair":
+        for name in held.expanded:
+            raise ArgumentError(f"entry {name!r} is expanded and cannot be repaired; pass its clone(), or another policy")
         for info in held.infos:
             if info.read_only:
                 raise ArgumentError(f"entry {info.name!r} is read-only and cannot be repaired; pass another policy")
@@ -350,7 +372,12 @@ class _Check:
         if place < len(self._held.infos):
             info = self._held.infos[place]
             here = f"{info.name!r} ({info.numel} x {info.dtype.name})"
-        raise _usage(f"the members have passed different entries: entry {place} is {here} here, and another one elsewhere")
+        text = f"the members have passed different entries: entry {place} is {here} here, and another one elsewhere"
+        if self._name == "replay":
+            text = (
+                f"members have other outputs: output {place} is {here} here, and another one elsewhere, or compute failed there"
+            )
+        raise UsageError(Result.INVALID_ARGUMENT, self._name, text)
 
     def _note(self, living: list[UUID], verdict: Verdict) -> None:
         if self._found.entry is None:
@@ -411,9 +438,24 @@ def replay(comm: Communicator, compute: Callable[..., Any], inputs: Sequence[Any
     for one in copies:
         with named("replay"):
             comm.broadcast(one, root, tag=_TAG_OF_INPUTS)
-    made = compute(*copies)
+    try:
+        made = _named_outputs(compute(*copies))
+    except Exception as error:
+        with contextlib.suppress(PCCLError):  # the others would wait
+            check_parity(comm, {f"{type(error).__name__} raised": torch.zeros(1)}, policy, call="replay")
+        raise
+    return check_parity(comm, made, policy, call="replay")
+
+
+def _named_outputs(made: Any) -> Mapping[str, Any]:
+    """What a computation returns, as entries. TypeError: they cannot be compared."""
     if is_torch_tensor(made) or is_numpy_array(made):
         made = [made]
     if not isinstance(made, Mapping):
+        if not isinstance(made, Iterable):
+            kind = type(made).__name__
+            raise TypeError(f"compute must return a tensor, an array, or a list or a dict of these, not {kind}")
         made = {f"output {place}": one for place, one in enumerate(made)}
-    return check_parity(comm, made, policy, call="replay")
+    outputs: Mapping[str, Any] = made
+    _Held(outputs)
+    return outputs

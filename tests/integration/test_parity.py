@@ -137,6 +137,17 @@ def test_a_replay_names_who_computes_otherwise(start):
     assert "): this host computes wrongly, unlike 2 others; take it out of the run (" in found[0][3]
 
 
+def test_a_replay_that_fails_at_one_member_fails_at_all(start):
+    three = start(3)
+    for member in three:
+        member.tell("replay", False, member is three[2])
+    found = [member.answer() for member in three]
+    assert found[2] == "raised"
+    assert [one[0] for one in found[:2]] == ["UsageError"] * 2
+    assert "replay: members have other outputs: output 0 is 'output 0' (1 x FLOAT) here, and " in found[0][1]
+    assert ask(three, "replay", False) == [(3, None, [])] * 3
+
+
 def test_a_check_that_was_cut_short_goes_on(start):
     three = start(3)
     assert [one.ask("check", "raise", 1.0, 0.05) for one in three[:2]] == ["TIMED_OUT"] * 2

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 import pccl
 from pccl.state._parity import CUT_BYTES, judge, pieces_of
@@ -55,6 +58,17 @@ def test_what_cannot_be_compared_is_refused_before_others_are_met():
         fixed.flags.writeable = False
         with pytest.raises(ValueError, match="entry 'x' is read-only"):
             comm.check_parity({"x": fixed}, policy="repair")
+        with pytest.raises(ValueError, match=r"entry 'x' is expanded .* pass its clone\(\)"):
+            comm.check_parity({"x": torch.zeros(1).expand(4)}, policy="repair")
+        for sparse in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()):
+            with pytest.raises(TypeError, match="entry 'x' is sparse; pass its indices and its values"):
+                comm.check_parity({"x": sparse})
+        nested: Any
+        for nested in ({"y": torch.zeros(1)}, 3, None, [torch.zeros(1)]):
+            with pytest.raises(TypeError, match=r"entry 'x' is neither a tensor nor an array, but .* flat dict of tensors"):
+                comm.check_parity({"x": nested})
+        with pytest.raises(pccl.UsageError, match=r"^check_parity: .*not connected"):
+            comm.check_parity({"x": torch.zeros(2, dtype=torch.complex64).conj()}, policy="repair")
         with pytest.raises(pccl.UsageError, match=r"^check_parity: .*not connected"):
             comm.check_parity({"x": fixed})
         with pytest.raises(pccl.UsageError, match=r"^replay: .*not connected"):
