@@ -138,9 +138,8 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     if (relay != NULL && snprintf(inside.relay, sizeof inside.relay, "%s", relay) >= (int)sizeof inside.relay)
         return detail_fail(pcclInvalidArgument, "PCCL_RELAY=%.80s... is too long for a host and a port", relay);
     bool for_others = environment_number("PCCL_RELAY_FOR_OTHERS", 0, 1, 1) != 0;
-    inside.cards.reach.relays = inside.relay[0] != 0 ? WIRE_RELAYS_OUTSIDE
-                                : for_others         ? WIRE_RELAYS
-                                                     : WIRE_RELAYS_NOTHING;
+    inside.cards.reach.relays = (uint8_t)((for_others ? WIRE_RELAYS : WIRE_RELAYS_NOTHING) |
+                                          (inside.relay[0] != 0 ? WIRE_RELAYS_OUTSIDE : WIRE_RELAYS_NOTHING));
     const char *why_no_relay = inside.relay[0] == 0 ? NULL : socket_address_look_up(inside.relay, NULL);
     if (why_no_relay != NULL) return detail_fail(pcclInvalidArgument, "PCCL_RELAY=%.80s: %s", relay, why_no_relay);
     pthread_once(&segmented_min_once, read_segmented_min);

@@ -181,13 +181,13 @@ static void propose(struct run *run, uint8_t kind) {
 // peers of a job come at once, so it waits for one, but not for ever: the two may reach each other all the same.
 static bool lacks_relay(const struct membership *table, const struct peer_record *peer) {
     bool lacks = false;
-    if (!peer->member.reach.closed || peer->member.reach.relays == WIRE_RELAYS_OUTSIDE) return false;
+    if (!peer->member.reach.closed || (peer->member.reach.relays & WIRE_RELAYS_OUTSIDE) != 0) return false;
     if (table->now_ns - peer->waits_since > RUN_RELAY_WAIT_MS * MS_NS) return false;
     for (uint32_t i = 0; i < table->slots; i++) {
         const struct peer_record *other = &table->peers[i];
         if (!other->used || other == peer || other->member.group != peer->member.group) continue;
         const struct wire_reach *reach = &other->member.reach;
-        if (!reach->closed && reach->relays == WIRE_RELAYS && !other->copies) return false;
+        if (!reach->closed && (reach->relays & WIRE_RELAYS) != 0 && !other->copies) return false;
         lacks |= reach->closed && (other->accepted || other->member.join_number < peer->member.join_number);
     }
     return lacks;

@@ -159,10 +159,11 @@ struct wire_address {
     uint16_t port;
 };
 
-enum wire_relays {
-    WIRE_RELAYS_NOTHING,
-    WIRE_RELAYS,        // unless it is closed, it relays for two that are
-    WIRE_RELAYS_OUTSIDE // its settings name a relay outside of the run, which all have
+enum wire_relays { // a set
+    WIRE_RELAYS_NOTHING = 0,
+    WIRE_RELAYS = 1,         // unless it is closed, it relays for two that are
+    WIRE_RELAYS_OUTSIDE = 2, // its settings name a relay outside of the run, which all have
+    WIRE_RELAYS_BOTH = 3,
 };
 
 // Addresses at which other peers dial a peer.

@@ -35,7 +35,7 @@ static void visit_address(struct cursor *c, struct wire_address *address) {
 
 static void visit_reach(struct cursor *c, struct wire_reach *reach) {
     cursor_range(c, &reach->closed, 0, 1);
-    cursor_range(c, &reach->relays, WIRE_RELAYS_NOTHING, WIRE_RELAYS_OUTSIDE);
+    cursor_range(c, &reach->relays, WIRE_RELAYS_NOTHING, WIRE_RELAYS_BOTH);
     cursor_range(c, &reach->count, 0, WIRE_MAX_ADDRESSES);
     EACH(c, i, reach->count) {
         visit_address(c, &reach->addresses[i]);

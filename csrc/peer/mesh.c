@@ -209,7 +209,7 @@ static bool dials(const struct mesh *mesh, const struct mesh_peer *n) {
 }
 
 static bool relays(const struct mesh_peer *n, enum mesh_membership membership) {
-    return n->in[membership] && n->reach.relays == WIRE_RELAYS && !n->reach.closed;
+    return n->in[membership] && (n->reach.relays & WIRE_RELAYS) != 0 && !n->reach.closed;
 }
 
 static uint64_t number_of(const struct wire_id *id) {
@@ -248,39 +248,43 @@ static const struct mesh_peer *choose_relay(const struct mesh *mesh, const struc
     return found;
 }
 
-// Whether neither of the two can be dialled, and there is a relay, which both dial.
-static bool is_relayed(const struct mesh *mesh, const struct mesh_peer *n, uint32_t index) {
-    return mesh->closed && n->reach.closed && (mesh->relay || choose_relay(mesh, n, index, 0) != NULL);
+// Finds the relay of a choice: `member`, or that of the settings if it is NULL. False: there is no such choice.
+static bool has_relay(const struct mesh *mesh, const struct mesh_peer *n, uint32_t index, uint32_t choice,
+                      const struct mesh_peer **member) {
+    *member = NULL;
+    if (mesh->relay && choice == 0) return true;
+    *member = choose_relay(mesh, n, index, choice - mesh->relay);
+    return *member != NULL;
 }
 
-static struct member_action *meet(const struct mesh_peer *n, uint32_t index, struct member_output *out) {
+// Whether neither of the two can be dialled, and there is a relay, which both dial.
+static bool is_relayed(const struct mesh *mesh, const struct mesh_peer *n, uint32_t index) {
+    const struct mesh_peer *member;
+    return mesh->closed && n->reach.closed && has_relay(mesh, n, index, 0, &member);
+}
+
+static struct member_action *meet(const struct mesh_peer *n, uint32_t index, const struct mesh_peer *member,
+                                  struct member_output *out) {
     struct member_action *action = member_act(out, MEMBER_RELAY);
     action->id = n->id;
     action->index = index;
-    action->reach.count = 0;
+    action->reach = member == NULL ? (struct wire_reach){0} : member->reach;
     return action;
 }
 
 static void dial_relay(const struct mesh *mesh, struct mesh_peer *n, uint32_t index, struct member_output *out) {
-    const struct mesh_peer *second = mesh->relay ? NULL : choose_relay(mesh, n, index, 1);
-    const struct mesh_peer *first = mesh->relay ? NULL : choose_relay(mesh, n, index, 0);
-    bool last = n->links[index].dialled_again;
-    const struct mesh_peer *relay = last && second != NULL ? second : first;
+    const struct mesh_peer *first, *second;
+    bool two = has_relay(mesh, n, index, 1, &second), last = n->links[index].dialled_again;
+    has_relay(mesh, n, index, 0, &first);
     n->links[index].state = LINK_MAKING;
-    struct member_action *action = meet(n, index, out);
-    if (relay != NULL) action->reach = relay->reach;
-    action->again = second != NULL && !last;
+    meet(n, index, two && last ? second : first, out)->again = two && !last;
 }
 
 // Waits where the other end dials.
 static void await_relay(const struct mesh *mesh, struct mesh_peer *n, uint32_t index, struct member_output *out) {
-    for (uint32_t choice = 0; choice < (mesh->relay ? 1 : 2); choice++) {
-        const struct mesh_peer *relay = mesh->relay ? NULL : choose_relay(mesh, n, index, choice);
-        if (relay == NULL && !mesh->relay) return;
-        struct member_action *action = meet(n, index, out);
-        if (relay != NULL) action->reach = relay->reach;
-        action->waits = true;
-    }
+    const struct mesh_peer *member;
+    for (uint32_t choice = 0; choice < 2 && has_relay(mesh, n, index, choice, &member); choice++)
+        meet(n, index, member, out)->waits = true;
 }
 
 static void dial(const struct mesh *mesh, struct mesh_peer *n, uint32_t index, struct member_output *out) {

@@ -13,9 +13,9 @@
 // Nobody waits for them: one that cannot be made is done without, but one that is lost takes bytes with it as any
 // other.
 //
-// Two that nobody can dial meet at a relay outside of the run or, without one, at a member that can be dialled. Both
-// ends choose it from the same membership by the same numbers (mesh.c), so nobody has to tell them; the next epoch
-// chooses anew. The one that waits does so at the second choice, too, where the other one tries it next.
+// Two that nobody can dial meet at a relay outside of the run or, if there is none or it fails, at a member that can be
+// dialled. Both ends choose it from the same membership by the same numbers (mesh.c), so nobody has to tell them; the
+// next epoch chooses anew. The one that waits does so at the second choice, too, where the other one tries it next.
 #ifndef PCCL_PEER_MESH_H
 #define PCCL_PEER_MESH_H
 

@@ -139,7 +139,7 @@ static void give_to_relay(struct wireup *w, struct connection *c) {
         .of_run = true,
         .links = part_of_limit(WIREUP_RELAY_PART * RELAY_LINK_DESCRIPTORS, WIREUP_RELAY_LINKS),
         .unknown = part_of_limit(WIREUP_UNKNOWN_PART, WIREUP_UNKNOWN)};
-    if (w->relay == NULL && w->routes.cards.reach.relays == WIRE_RELAYS) {
+    if (w->relay == NULL && (w->routes.cards.reach.relays & WIRE_RELAYS) != 0) {
         w->relay = relay_server_new(&options);
         if (w->relay != NULL && w->identity.run != 0) relay_server_set_secret(w->relay, w->identity.secret);
         if (w->relay != NULL)

@@ -173,6 +173,11 @@ def test_two_that_nobody_can_dial_meet_at_a_relay(internet):
         assert contributors(logs[0])[-1] == 7
         assert relay.links >= 1
         assert relay.bytes > 100_000 * 8
+        relay.close()  # the third one relays from here on
+        logs = all_follow(actors, STEPS)
+        check_agreement(logs)
+        assert losses(logs[0]) == []
+        assert contributors(logs[0])[-1] == 7
 
 
 @pytest.mark.plain("the namespaces have networks of their own, which need no keys here")

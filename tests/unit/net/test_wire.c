@@ -82,7 +82,7 @@ static struct wire_epoch random_epoch(uint32_t count) {
                                           .name = random_member_name()};
         random_id(&members[i].id);
         members[i].reach.closed = (uint8_t)below(2);
-        members[i].reach.relays = (uint8_t)below(3);
+        members[i].reach.relays = (uint8_t)below(4);
         if (i < 6) continue; // test_bad_fields knows where their fields are
         members[i].reach.count = (uint8_t)below(WIRE_MAX_ADDRESSES + 1);
         for (uint32_t k = 0; k < members[i].reach.count; k++) {
@@ -743,7 +743,7 @@ static void test_bad_fields(void) {
         {WIRE_HELLO, 30, 5 << 16 | 6, true, "more members at least than at most"},
         {WIRE_HELLO, 38, 5, false, "an unknown family of its own address"},
         {WIRE_HELLO, HELLO_BYTES - 3, 2, false, "closed 2"},
-        {WIRE_HELLO, HELLO_BYTES - 2, 3, false, "relays 3"},
+        {WIRE_HELLO, HELLO_BYTES - 2, 4, false, "relays 4"},
         {WIRE_HELLO, HELLO_BYTES - 1, WIRE_MAX_ADDRESSES + 1, false, "too many addresses"},
         {WIRE_HELLO, HELLO_BYTES, 0, false, "a name of no bytes"},
         {WIRE_HELLO, HELLO_BYTES, WIRE_MAX_NAME + 1, false, "a name that is too long"},

@@ -190,6 +190,33 @@ static const struct member_action *relay_action(uint32_t skip) {
     return NULL;
 }
 
+// A relay of the settings that fails costs no link if a member relays, too. The other end waits at both.
+static void test_relay_fails(void) {
+    for (int later = 0; later < 2; later++) {
+        check_case("%s", later ? "the later joined begins" : "the other one waits");
+        uint8_t other = later ? 3 : 9;
+        struct wire_id id = id_of(other);
+        begin();
+        mesh.relay = true;
+        struct epoch epoch = {.number = 7, .group_epoch = 7, .ring = ring_of((const uint8_t[]){SELF, other, 6}, 3)};
+        members[0].reach.closed = members[1].reach.closed = 1;
+        members[2].reach.relays = WIRE_RELAYS_BOTH;
+        CHECK(mesh_begin_epoch(&mesh, &at, NULL, &epoch, false));
+        mesh_make(&mesh, &at, true, &out);
+        const struct member_action *first = relay_action(0);
+        REQUIRE(first != NULL && first->index == 0 && first->reach.count == 0 && first->again == later);
+        if (later) {
+            member_output_clear(&out);
+            mesh_link_failed(&mesh, &at, &id, 0, &out);
+        }
+        const struct member_action *second = relay_action(!later);
+        REQUIRE(second != NULL && second->index == 0 && second->reach.count > 0);
+        CHECK(!second->again && second->waits == !later);
+        CHECK_EQ(second->reach.addresses[0].port, 6);
+        end();
+    }
+}
+
 // The ports at which one end dials its first and its second choice for link 0, or waits.
 static uint32_t choices(uint8_t self, uint8_t other, uint64_t group_epoch, bool *dials) {
     struct wire_id id = id_of(self), far = id_of(other);
@@ -489,6 +516,7 @@ int main(void) {
     test_old_news();
     test_closed();
     test_relay();
+    test_relay_fails();
     test_member_relays();
     test_weights();
     test_spare();
