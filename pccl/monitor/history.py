@@ -53,6 +53,11 @@ STATE_DIGITS = 8
 
 FORMAT = 1
 
+SAMPLE_PARTS = (("members", dict), ("links", dict), ("quiet", list))
+
+LATEST = 1e11
+"""Seconds since 1970, that a date may have."""
+
 
 class Recorder:
     """Turns what a master tells into events. It is pure: the caller has the clock."""
@@ -288,9 +293,21 @@ def read_file(path: str) -> Iterator[Event]:
             if not line.endswith(b"\n"):
                 return
             try:
-                event = json.loads(line)
-                if not isinstance(event["at"], (int, float)) or not isinstance(event["kind"], str):
-                    raise TypeError
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{path}, line {number}: this is no event") from None
-            yield event
+                yield _event_of(line)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise ValueError(f"{path}, line {number}: this is no event; remove the line to see the others") from None
+
+
+def _event_of(line: bytes) -> Event:
+    """What a line has; raises anything if that is not what a page needs of each event."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)  # NaN and infinity, which browsers do not read
+
+    event: Event = json.loads(line, parse_constant=refuse)
+    if not 0 <= event["at"] < LATEST or not isinstance(event["kind"], str):
+        raise TypeError
+    for part, kind in SAMPLE_PARTS if event["kind"] == "sample" else ():
+        if not isinstance(event[part], kind):
+            raise TypeError
+    return event

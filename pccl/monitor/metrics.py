@@ -29,6 +29,8 @@ MEMBER_METRICS = {
 }
 """By the name of a value: the name of the metric behind "pccl_member_", its meaning, and the factor to seconds."""
 
+UNITS = ("bytes_per_second", "operations_per_second", "seconds", "ratio")
+
 NUMBERS_MOST = 16
 """Names of numbers that programs report, of all members together."""
 
@@ -42,7 +44,7 @@ class Metrics(Collector):
         self._lock = threading.Lock()
         self._told: Diagnosis | None = None
         self._counts = {"joined": 0, "left": 0, "epoch": 0, "failover": 0}
-        self._events = 0
+        self._events = self._epoch = 0
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -54,6 +56,10 @@ class Metrics(Collector):
                 self._events += 1
                 if event["kind"] in self._counts:
                     self._counts[event["kind"]] += 1
+            if told is not None:
+                if told.epoch > self._epoch > 0:  # several may have come since the last answer
+                    self._counts["epoch"] += told.epoch - self._epoch - 1
+                self._epoch = told.epoch
 
     def text(self) -> bytes:
         """What a scrape gets, in the format of OpenMetrics."""
@@ -88,13 +94,13 @@ class Metrics(Collector):
         values = {short(member.uuid): member_values(member) for member in told.members}
         for place, name in enumerate(MEMBER_VALUES):
             suffix, meaning, factor = MEMBER_METRICS[name]
-            gauge = GaugeMetricFamily(f"pccl_member_{suffix}", meaning, labels=["member", "name"])
+            gauge = _gauge(f"pccl_member_{suffix}", meaning, ["member", "name"])
             for id_, one in values.items():
                 gauge.add_metric(labels[id_], one[place] * factor)
             yield gauge
         yield _numbers(told, labels)
-        sent = GaugeMetricFamily(
-            "pccl_member_sent_bytes_per_second", "Acknowledged by other members; not by shared memory.", labels=["member", "name"]
+        sent = _gauge(
+            "pccl_member_sent_bytes_per_second", "Acknowledged by other members; not by shared memory.", ["member", "name"]
         )
         totals: defaultdict[UUID, float] = defaultdict(float)
         for edge in told.edges:
@@ -102,13 +108,19 @@ class Metrics(Collector):
         for member in told.members:
             sent.add_metric(labels[short(member.uuid)], totals[member.uuid] / (member.recent_seconds or 1.0))
         yield sent
-        cost = GaugeMetricFamily(
-            "pccl_finding_cost_ratio", "Share of an operation's time that a finding explains.", labels=["kind", "member", "other"]
+        cost = _gauge(
+            "pccl_finding_cost_ratio", "Share of an operation's time that a finding explains.", ["kind", "member", "other"]
         )
         for finding in told.findings:
             other = short(finding.other) if finding.other else ""
             cost.add_metric([finding.kind.name.lower(), short(finding.member), other], finding.cost)
         yield cost
+
+
+def _gauge(name: str, meaning: str, labels: list[str]) -> GaugeMetricFamily:
+    """Of its unit, if the name ends with one."""
+    unit = next((unit for unit in UNITS if name.endswith(f"_{unit}")), "")
+    return GaugeMetricFamily(name, meaning, labels=labels, unit=unit)
 
 
 def _numbers(told: Diagnosis, labels: dict[str, list[str]]) -> Metric:

@@ -544,7 +544,8 @@ async function follow() {
       if (!answer.ok) throw new Error(`${answer.status}`);
       const { next: number, live, acts, events } = await answer.json();
       Object.assign(run, { live, acts });
-      events.forEach(take);
+      for (const event of events)
+        try { take(event); } catch (error) { console.error(error, event); } // of a damaged file
       if (events.length) run.ahead = run.last - Date.now() / 1000;
       const more = number > next;
       next = number;

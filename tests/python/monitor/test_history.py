@@ -185,6 +185,9 @@ def test_a_file_is_read_back_but_for_a_last_line_that_is_cut_off(tmp_path):
         ('{"kind": "pccl-events", "format": 1}\n{"at": 1}\n', "line 2: this is no event"),
         ('{"kind": "pccl-events", "format": 1}\nnothing\n', "line 2: this is no event"),
         ('{"kind": "pccl-events", "format": 1}\n[1]\n', "line 2: this is no event"),
+        ('{"kind": "pccl-events", "format": 1}\n{"at": NaN, "kind": "left"}\n', "line 2: this is no event"),
+        ('{"kind": "pccl-events", "format": 1}\n{"at": 1, "kind": "sample"}\n', "line 2: this is no event; remove the line"),
+        ('{"kind": "pccl-events", "format": 1}\n' + "[" * 100_000 + "\n", "line 2: this is no event"),
     ],
 )
 def test_a_file_that_has_no_events(content, words, tmp_path):

@@ -119,12 +119,15 @@ def test_metrics():
     metrics, recorder = Metrics(), Recorder()
     (up,) = [one for one in text_string_to_metric_families(metrics.text().decode()) if one.name == "pccl_master_up"]
     assert up.samples[0].value == 0
-    for second, answer in enumerate([told(member(1)), told(member(1), member(2), epoch=2, findings=(straggler(member(2)),))]):
+    for second, answer in enumerate([told(member(1)), told(member(1), member(2), epoch=5, findings=(straggler(member(2)),))]):
         metrics.observe(answer, recorder.observe(float(second), answer))
     families = {one.name: one for one in text_string_to_metric_families(metrics.text().decode())}
     assert len(families) <= 40
     assert families["pccl_members"].samples[0].value == 2
     assert families["pccl_joins"].samples[0].value == 1
+    assert families["pccl_epochs"].samples[0].value == 5  # also those between two answers
+    units = {one.name.removeprefix("pccl_"): one.unit for one in families.values() if one.unit}
+    assert units.items() >= {("member_late_seconds", "seconds"), ("finding_cost_ratio", "ratio")}
     assert families["pccl_losses"].samples[0].value == 0
     found = families["pccl_member_operation_seconds"].samples
     assert {one.labels["name"]: one.value for one in found} == {"host-1": pytest.approx(0.05), "host-2": pytest.approx(0.05)}
