@@ -8,6 +8,7 @@ const LIVE_SECONDS = [20, 120]; // of the time line of a run that goes on, until
 const REPORTS_MOST = 6;
 const NAME_MOST = { table: 18, ring: 14, line: 15 }; // letters
 const GAP_SECONDS = 20; // between samples; more is time without figures
+const NO_VALUES = []; // of a member before its first sample
 const SLOW_SHARE = 0.5; // of the usual speed of a link
 const labels = () => Math.min(150, 0.3 * $("line").clientWidth); // width of the names beside the time line
 
@@ -163,6 +164,7 @@ function rate(bytes) {
 
 const digits = (value) => (value < 0.001 ? "0" : value < 10 ? value.toPrecision(2) : Math.round(value).toString());
 const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hour12: false });
+const counted = (count) => `${count} ${count === 1 ? "member" : "members"}`;
 const ago = (seconds) => (seconds < 1 ? "just now" : seconds < 100 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`);
 const span = (seconds) => (seconds < 100 ? `${Math.round(seconds)} s` : seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 const moment = (at) => `${new Date(at * 1000).toLocaleDateString()} ${clock(at)}`;
@@ -171,7 +173,7 @@ function told(event) {
   const who = event.member ? label(event.member) : "";
   return {
     acted: `${event.action === "drain" ? "drained" : "expelled"} by hand: ${who}`, joined: `${who} joined`, left: `${who} was lost, or left`,
-    epoch: `epoch ${event.epoch}: ${event.members} members`,
+    epoch: event.epoch ? `epoch ${event.epoch}: ${counted(event.members)}` : "the master serves no run",
     failover: `a master has taken the run up (generation ${event.generation})`, master: event.answers ? "the master answers" : event.text,
     finding: event.text, over: `no longer: ${event.finding?.replaceAll("_", " ")} ${who}${event.other ? ` to ${label(event.other)}` : ""}`,
   }[event.kind] ?? event.kind;
@@ -201,7 +203,7 @@ function drawState(at, members, findings) {
   const operations = Math.max(0, ...values.map((one) => one[VALUES.operations]));
   const sent = [...run.links.values()].reduce((sum, one) => sum + (valuesAt(one, at)?.[0] ?? 0), 0);
   const count = members.length || epoch?.members || 0;
-  const parts = count ? [`${count} ${count === 1 ? "member" : "members"}`, `${digits(operations)} operations/s`] : ["no run"];
+  const parts = count ? [counted(count), `${digits(operations)} operations/s`] : ["no run"];
   if (sent) parts.push(rate(sent));
   $("state").textContent = gone ? "No master answers" : parts.join(", ");
   const gravest = findings.reduce((most, one) => (most && most.cost >= one.cost ? most : one), null);
@@ -215,7 +217,7 @@ function drawState(at, members, findings) {
   $("progress").textContent = sum && epoch ? `Epoch ${epoch.epoch}, ${Math.round(sum.operations).toLocaleString("en")} operations in ${span(at - run.first)}${share}` : "";
   $("report").textContent = gone ? "" : reported(members.map(([id]) => id), at);
   document.querySelector("header").className = gone ? "fails" : gravest?.finding === "hung" ? "fails" : gravest || lost.length ? "warns" : "";
-  document.title = gone ? "pccl: no master" : gravest ? `pccl: ${gravest.finding.replaceAll("_", " ")}` : `pccl: ${count} members`;
+  document.title = gone ? "pccl: no master" : gravest ? `pccl: ${gravest.finding.replaceAll("_", " ")}` : `pccl: ${counted(count)}`;
   $("when").textContent = view.at === null ? (run.live ? "" : moment(at)) : moment(at);
   $("live").setAttribute("aria-pressed", view.at === null);
   const shown = run.events.filter((one) => one.at <= at).slice(-EVENTS_MOST).reverse();
@@ -270,7 +272,8 @@ function drawMembers(at, members, findings) {
   };
   const acts = run.acts && run.live && view.at === null;
   if (acts && $("members").contains(document.activeElement)) return; // a button is about to be pressed
-  $("members").replaceChildren(row(acts ? [...head, ""] : head, "th"), ...members.map(([id, member]) => {
+  if (acts) head.splice(2, 0, "");
+  $("members").replaceChildren(row(head, "th"), ...members.map(([id, member]) => {
     const v = valuesAt(member, at) ?? new Array(8).fill(0);
     const share = (value) => `${Math.round(100 * value)}%`;
     const made = row([id, member.name && brief(id, NAME_MOST.table), digits(v[0]), digits(v[1]), share(v[2]), v[3], digits(v[4]), digits(v[5]), digits(v[6]), share(v[7])], "td");
@@ -279,7 +282,7 @@ function drawMembers(at, members, findings) {
     const state = stateOf(id, member, at);
     if (synced) Object.assign(made.insertBefore(document.createElement("td"), made.children[2]), { textContent: state.text, title: state.why, className: state.why ? "differs" : "" });
     made.dataset.member = id;
-    if (acts) made.appendChild(document.createElement("td")).append(actButton("drain", id), " ", actButton("expel", id), " ", actButton("stacks", id));
+    if (acts) made.insertBefore(document.createElement("td"), made.children[2]).append(actButton("drain", id), " ", actButton("expel", id), " ", actButton("stacks", id));
     return made;
   }));
 }
@@ -398,7 +401,7 @@ function drawLine(at) {
   const first = Math.floor(left), columns = [];
   for (let pixel = first; pixel < width; pixel++) {
     const time = view.from + ((pixel - left) / (width - left)) * (view.to - view.from);
-    columns.push({ time, values: rows.map(([, member]) => (time <= newest && isIn(member, time) ? valuesAt(member, time) ?? [] : null)) });
+    columns.push({ time, values: rows.map(([, member]) => (time <= newest && isIn(member, time) ? valuesAt(member, time) ?? NO_VALUES : null)) });
     columns.at(-1).latest = Math.max(0, ...columns.at(-1).values.map((v) => v?.[VALUES.lateMs] ?? 0));
   }
   rows.forEach(([id, member], i) => {
@@ -407,10 +410,11 @@ function drawLine(at) {
       pen.fillStyle = c.ink;
       pen.fillText(member.name ? `${brief(id, NAME_MOST.line)} ${id.slice(0, 4)}` : id, 0, top + row - 6, left - 8);
     }
-    columns.forEach(({ values, latest }, k) => {
-      const v = values[i];
-      if (!v) return;
-      const bar = (colour, from, to) => { pen.fillStyle = colour; pen.fillRect(first + k, top + gap + full * (1 - to), 1, full * (to - from)); };
+    for (let k = 0, until; k < columns.length; k = until) { // columns that look alike are one bar
+      const { values, latest } = columns[k], v = values[i];
+      for (until = k + 1; until < columns.length && columns[until].values[i] === v && columns[until].latest === latest;) until++;
+      if (!v) continue;
+      const bar = (colour, from, to) => { pen.fillStyle = colour; pen.fillRect(first + k, top + gap + full * (1 - to), until - k, full * (to - from)); };
       if (v[VALUES.silent] >= SILENT_SECONDS) bar(c.silent, 0, 1);
       else if (v[VALUES.oldest] >= WAITS_SECONDS) bar(c.waits, 0, 1);
       else {
@@ -419,7 +423,7 @@ function drawLine(at) {
         bar(c.late, busy - late, busy);
         bar(c.busy, 0, busy - late);
       }
-    });
+    }
     for (const [from, to] of member.spans) {
       if (row < 6) continue;
       if (from > run.first) mark(from, "▲", c.good, top + row);
