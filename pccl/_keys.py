@@ -86,15 +86,15 @@ def paths_of(run: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Returns where the files for masters and for peers of a run are: RUN.master and RUN.peer."""
     path = Path(run)
     if path.name in ("", ".", "..") or not path.parent.is_dir():
-        raise KeysError(f"{run} is no name for files of keys: name a file in a folder that exists, without its ending")
+        raise KeysError(f"'{run}' is no name for files of keys: name a file in a folder that exists, without its ending")
     return path.with_name(path.name + ".master"), path.with_name(path.name + ".peer")
 
 
 def _write(path: Path, text: str, *, new: bool) -> None:
     """Writes a file that only its owner reads, as a whole or not at all. FileExistsError: it is there and must be `new`."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
     try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
         with os.fdopen(descriptor, "w") as file:
             os.fchmod(descriptor, MODE)  # whatever the umask
             file.write(text)
@@ -104,8 +104,11 @@ def _write(path: Path, text: str, *, new: bool) -> None:
             os.link(temporary, path)  # fails if somebody else has made it
         else:
             os.replace(temporary, path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             temporary.unlink()
 
 

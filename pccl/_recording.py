@@ -270,7 +270,7 @@ class Taken:
 def _take(name: str, fd: int) -> Taken:
     what = os.fstat(fd)
     if not stat.S_ISREG(what.st_mode):
-        raise RecordingError(f"{name} is no file")
+        raise RecordingError(f"{name} is no file; name the files in a folder, as FOLDER/*.events")
     head = _stable_header(fd)
     if not any(head.magic):
         raise NoRecordingError(f"{name} has no events of pccl: nothing is in it")

@@ -85,22 +85,29 @@ class Commands(click.Group):
             formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs a command as click does, and ends it in one line after Ctrl-C and when the output has no room."""
+        """Runs a command as click does, and ends it in one line after Ctrl-C."""
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # else the caller has closed it
+                sys.stdout.flush()
         except ModuleNotFoundError as error:
             raise _missing(ctx.invoked_subcommand or "", error) from None
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(INTERRUPTED)
+        return result
+
+    def main(self, *arguments: Any, **settings: Any) -> Any:
+        """Ends the command in one line if the output has no room, also that of --help."""
+        try:
+            return super().main(*arguments, **settings)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             with contextlib.suppress(OSError):
                 sys.stdout.close()  # or the interpreter tries to write the rest when it ends
-            raise click.ClickException(f"cannot write the output: {error.strerror}") from None
-        return result
+            click.echo(f"Error: cannot write the output: {error.strerror}", err=True)
+            sys.exit(1)
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -279,6 +279,8 @@ def allreduce(
         raise click.UsageError("gloo can be compared only between peers that this command starts; omit --master or --gloo")
     if address is not None and any(measured[option] for option in ("pin", "realtime")):
         raise click.UsageError("--pin and --realtime are for peers that this command starts; omit them or --master")
+    if address is not None:
+        top.Masters(address)  # refuses what is no address
     plan = Plan(gloo=with_gloo, **measured)
     top.options(**files)  # refuses files that contradict each other
     try:

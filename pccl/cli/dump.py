@@ -33,11 +33,15 @@ def command(sources: tuple[str, ...], run: str | None, last: int, as_json: bool)
     Exit status: 1 if a file cannot be read, 2 if there is none.
     """
     recordings, errors = _collect(sources)
-    recordings = [one for one in recordings if run is None or one.run_name == run]
+    there = recordings
+    recordings = [one for one in there if run is None or one.run_name == run]
     for error in errors:
         click.echo(error, err=True)
     if not recordings:
-        if not errors:
+        if there:
+            runs = ", ".join(sorted({one.run_name or "one without a name" for one in there}))
+            click.echo(f"no member is of the run {run}; runs that were found: {runs}", err=True)
+        elif not errors:
             click.echo(
                 "no events found: no process of this user runs pccl on this host or has crashed in the last day; name files, or "
                 "set PCCL_EVENTS=DIRECTORY as the processes have it",

@@ -79,7 +79,9 @@ def command(names: tuple[str, ...], change: str | None, one: str | None) -> None
     except (_keys.KeysError, PCCLError) as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        raise click.ClickException(f"{error.filename or name}: {error.strerror}") from None
+        if error.filename is None:  # of the output, not of a file
+            raise
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
 
 
 def _names(name: str) -> str:

@@ -120,6 +120,9 @@ def _page_command(web: str, address: str, masters: str | None, paths: Mapping[st
     """
     if importlib.util.find_spec("prometheus_client") is None:
         raise click.UsageError("--web needs prometheus_client, which is not installed: pip install 'pccl[web]'")
+    from pccl.cli.web import page_address  # it needs rich, and masters do not
+
+    page_address(web, "--web", False)
     host, _, port = address.rpartition(":")
     if port == "0":
         raise click.UsageError("--web needs to know the port of --listen: choose one")

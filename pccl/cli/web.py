@@ -17,7 +17,7 @@ from typing import IO
 import click
 
 from pccl import _keys
-from pccl._address import is_loopback, parse_endpoint
+from pccl._address import Endpoint, is_loopback, parse_endpoint
 from pccl._errors import ConnectError, PCCLError
 from pccl.cli import top
 from pccl.cli.remove import find
@@ -172,21 +172,27 @@ def _serve(
     act: Actor | None = None,
     act_token: str = "",
 ) -> Page:
-    try:
-        endpoint = parse_endpoint(listen)
-    except (AssertionError, ValueError) as error:
-        raise click.BadParameter(str(error), param_hint="--listen") from None
-    if not public and not is_loopback(endpoint.host):
-        raise click.UsageError(
-            f"--listen {listen} is reached from other hosts, and the page is not encrypted: listen on 127.0.0.1 and use "
-            "`ssh -L`, or give --public"
-        )
+    endpoint = page_address(listen, "--listen", public)
     try:
         page = Page((endpoint.host, endpoint.port), log, metrics, token, act, act_token)
     except OSError as error:
-        raise click.ClickException(f"cannot listen on {listen}: {error.strerror or error}") from None
+        raise click.ClickException(f"the page cannot listen on {listen}: {error.strerror or error}") from None
     threading.Thread(target=page.serve_forever, daemon=True).start()
     return page
+
+
+def page_address(listen: str, option: str, public: bool) -> Endpoint:
+    """Reads where a page is to listen. UsageError, which names the option: it is no address, or others would reach it."""
+    try:
+        endpoint = parse_endpoint(listen)
+    except (AssertionError, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
+    if public or is_loopback(endpoint.host):
+        return endpoint
+    raise click.UsageError(
+        f"{option} {listen} is reached from other hosts, and the page is not encrypted: listen on 127.0.0.1 and use `ssh -L`, or "
+        "give `pccl web` the option --public"
+    )
 
 
 def _token(keys: str | None, cert: str | None) -> str:

@@ -58,6 +58,7 @@ def test_info():
         (["bench", "allreduce", "--gloo", "--master", "127.0.0.1:1"], "omit --master or --gloo"),
         (["bench", "allreduce", "--ca", "ca.crt"], "need --master"),
         (["bench", "allreduce", "--insecure"], "need --master"),
+        (["bench", "allreduce", "--master", "nowhere"], "address 'nowhere' has no port"),
         (["master", "--heartbeat-limit", "0"], "range"),
         (["master", "--heartbeat-limit", "nan"], "'nan' is not a number"),
         (["top", "--master", "127.0.0.1:1", "--interval", "nan"], "'nan' is not a number"),
@@ -131,11 +132,17 @@ def test_the_summaries_of_commands_are_whole():
 def test_output_that_does_not_fit_ends_a_command_in_one_line():
     with pccl.MasterNode("127.0.0.1:0") as master, open("/dev/full", "w", encoding="ascii") as full:
         top = ["top", "--master", f"127.0.0.1:{master.port}", "--once"]
-        for arguments in (top, [*top, "--json"], ["info"]):
+        for arguments in (top, [*top, "--json"], ["info"], ["--help"]):
             command = [sys.executable, "-m", "pccl", *arguments]
             result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
             assert result.returncode == 1
             assert result.stderr == "Error: cannot write the output: No space left on device\n"
+
+
+def test_a_closed_standard_output_is_no_error():
+    words = f"exec {sys.executable} -m pccl info >&-"
+    result = subprocess.run(["sh", "-c", words], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_info_shows_this_machine_if_no_master_answers():

@@ -193,6 +193,9 @@ def test_files_without_a_recording_are_passed_over(tmp_path: Path, monkeypatch: 
     found = CliRunner().invoke(command, [])
     assert (found.exit_code, found.stderr) == (0, "")
     assert "master" in found.output
+    found = CliRunner().invoke(command, ["--run", "bert"])
+    assert found.exit_code == 2
+    assert "no member is of the run bert; runs that were found: one without a name" in found.stderr
     (tmp_path / "foreign.events").write_bytes(whole[:100])
     found = CliRunner().invoke(command, [])
     assert found.exit_code == 1

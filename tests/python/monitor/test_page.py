@@ -324,3 +324,16 @@ def test_long_names_leave_room_for_what_they_name(tmp_path):
         )
         assert shown.get_attribute("#line", "title") == f"{names[0]} (00000001)"
         assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("listen", "words"),
+    [
+        ("127.0.0.1:99999", "Invalid value for --web: address '127.0.0.1:99999' has the invalid port"),
+        ("0.0.0.0:8080", "--web 0.0.0.0:8080 is reached from other hosts"),
+    ],
+)
+def test_a_master_with_a_page_that_cannot_be_does_not_begin(listen: str, words: str):
+    result = CliRunner().invoke(main, ["master", "--listen", "127.0.0.1:1", "--web", listen])
+    assert result.exit_code == 2
+    assert words in result.output
