@@ -98,7 +98,7 @@ class RoomPool:
         with self._lock:
             fits = [room for room in self._rooms if room.size >= size]
             if fits and size >= self.LEAST:
-                best = min(fits, key=_size_of)
+                best = min(fits, key=lambda room: room.size)
                 self._rooms.remove(best)
                 return best
         return Room(*new_memory(size), size)
@@ -108,10 +108,6 @@ class RoomPool:
         if room.size >= self.LEAST:
             with self._lock:
                 self._rooms = [*self._rooms[1 - self.KEPT :], room]
-
-
-def _size_of(room: Room) -> int:
-    return room.size
 
 
 def check_in_place(owner: Any, address: int, size: int, name: str) -> None:

@@ -201,6 +201,7 @@ def _check_name(name: object) -> None:
         raise ValueError(f"the name of a tensor must not contain a zero character: {name!r}")
 
 
+@dataclass(eq=False, repr=False)
 class TensorInfo:
     """One named entry of a shared state: `numel` elements of `dtype` at `data_ptr`, in memory of `device_type`.
 
@@ -208,28 +209,20 @@ class TensorInfo:
     TypeError, ValueError: a name or address that cannot be. Made from a tensor, it keeps the tensor alive.
     """
 
-    def __init__(
-        self,
-        name: str,
-        data_ptr: int,
-        *,
-        numel: int,
-        dtype: DataType,
-        device_type: DeviceType,
-        allow_content_inequality: bool,
-    ) -> None:
-        _check_name(name)
-        if data_ptr == 0:
-            raise ValueError(f"tensor {name!r} has no memory: its data pointer is 0")
-        self.name = name
-        self.data_ptr = data_ptr
-        self.numel = numel
-        self.dtype = dtype
-        self.device_type = device_type
-        self.allow_content_inequality = allow_content_inequality
-        self._owner: Any = None
-        self.current: Callable[[], Any] | None = None
-        """Finds the tensor where the program has it now, to tell whether it was replaced."""
+    name: str
+    data_ptr: int
+    numel: int = field(kw_only=True)
+    dtype: DataType = field(kw_only=True)
+    device_type: DeviceType = field(kw_only=True)
+    allow_content_inequality: bool = field(kw_only=True)
+    _owner: Any = field(default=None, init=False)
+    current: Callable[[], Any] | None = field(default=None, init=False)
+    """Finds the tensor where the program has it now, to tell whether it was replaced."""
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if self.data_ptr == 0:
+            raise ValueError(f"tensor {self.name!r} has no memory: its data pointer is 0")
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:

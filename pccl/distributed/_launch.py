@@ -11,7 +11,7 @@ the lost ranks alike, so all of them take the same decision at the same call.
 **Tags.** All members make the same calls of a group in the same order, so the number of a call names it. The tag is this number,
 mixed with a hash of the group. What a group calls alone (its one member is left) is completed here, without the core.
 
-Calls in callbacks of futures are named by the call whose end they follow (`_futures`): their place among the program's calls
+Calls in callbacks of futures are named by the call whose end they follow (`_work`): their place among the program's calls
 differs between members.
 """
 

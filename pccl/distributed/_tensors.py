@@ -26,11 +26,7 @@ Finish = Callable[[], None]
 """What is left to do with the results of a call once the core has ended it."""
 
 
-def _named_types() -> dict[torch.dtype, DataType]:
-    return {member.to_torch_dtype(): member for member in DataType}
-
-
-_TYPES = _named_types()
+_TYPES: dict[torch.dtype, DataType] = {member.to_torch_dtype(): member for member in DataType}
 
 
 def moved_as(dtype: torch.dtype) -> tuple[DataType, int]:

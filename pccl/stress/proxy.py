@@ -14,7 +14,9 @@ import struct
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
 
 CHUNK_BYTES = 1 << 18
 HOST = "127.0.0.1"
@@ -85,35 +87,33 @@ class Proxy:
         self._thread.join()
         self._loop.close()
 
-    def reset(self, place: int) -> int:
-        """Resets the connections of a copy to other copies. Returns how many there were."""
+    def reset(self, place: int) -> None:
+        """Resets the connections of a copy to other copies."""
 
-        async def work() -> int:
-            found = [one for one in self._connections if place in one.owners and not one.control]
-            for one in found:
-                one.reset()
-            return len(found)
+        async def work() -> None:
+            for one in self._connections:
+                if place in one.owners and not one.control:
+                    one.reset()
 
-        return self._call(work())
+        self._call(work())
 
-    def hold(self, place: int, *, drop: bool) -> int:
-        """Holds back all bytes from and to a copy until `release`; with `drop` throws them away. Returns how many connections."""
+    def hold(self, place: int, *, drop: bool) -> None:
+        """Holds back all bytes from and to a copy until `release`; with `drop` throws them away."""
 
-        async def work() -> int:
+        async def work() -> None:
             self._held[place] = drop
-            found = [one for one in self._connections if place in one.owners]
-            for one in found:
-                one.dropped = one.dropped or drop
-                if not drop:
-                    one.flows.clear()
-            return len(found)
+            for one in self._connections:
+                if place in one.owners:
+                    one.dropped = one.dropped or drop
+                    if not drop:
+                        one.flows.clear()
 
-        return self._call(work())
+        self._call(work())
 
     def release(self, place: int) -> None:
         """Ends `hold`. Connections whose bytes were thrown away are reset, because the rest of their streams is useless."""
 
-        async def work() -> int:
+        async def work() -> None:
             self._held.pop(place, None)
             for one in list(self._connections):
                 if one.owners & self._held.keys():
@@ -121,18 +121,16 @@ class Proxy:
                 one.flows.set()
                 if one.dropped:
                     one.reset()
-            return 0
 
         self._call(work())
 
-    def _call(self, work: Coroutine[Any, Any, int]) -> int:
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _close(self) -> int:
+    async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        return 0
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

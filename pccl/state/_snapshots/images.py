@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import mmap
 import os
@@ -133,8 +134,6 @@ def runs(whole: tuple[int, ...], box: Box) -> tuple[int, list[int]]:
 
 
 def _seed(name: str) -> int:
-    import hashlib
-
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 

@@ -303,14 +303,11 @@ class Keeper:
         """The complete snapshot that differences are told against; what was not completed since is dropped."""
         complete = [one for one in self.snapshots if one.complete and not one.bare]
         bare = [one for one in self.snapshots if one.bare]
-        if complete or bare:
-            for snapshot in self.snapshots:
-                if snapshot not in (*complete[-1:], *bare[-1:]):
-                    self._forget(snapshot)
-            self.snapshots = [*complete[-1:], *bare[-1:]]
-        for unfinished in self.snapshots[:-1] if not (complete or bare) else ():
-            self._forget(unfinished)
-        self.snapshots = [one for one in self.snapshots if one.pieces]
+        kept = [*complete[-1:], *bare[-1:]] or self.snapshots[-1:]
+        for snapshot in self.snapshots:
+            if snapshot not in kept:
+                self._forget(snapshot)
+        self.snapshots = [one for one in kept if one.pieces]
         if not complete or self._layout is None or self._layout[0] != members:
             return None
         return complete[-1] if complete[-1].layout is self._layout[1] else None

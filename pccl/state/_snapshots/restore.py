@@ -203,11 +203,6 @@ class Plan(NamedTuple):
     rebuilds: list[Rebuild]
     fetches: list[Fetch]
 
-    @property
-    def wire_bytes(self) -> int:
-        """What members send each other."""
-        return sum(fetch.nbytes for fetch in self.fetches)
-
 
 def plan(source: Source, targets: Sequence[ShardMap]) -> Plan:
     """The plan by which each member gets its target; the same at all members. LookupError: the snapshot lacks a tensor.
@@ -231,16 +226,21 @@ def plan(source: Source, targets: Sequence[ShardMap]) -> Plan:
     ]
     rebuilds = _plan_rebuilds(source, moves, members)
     for one in rebuilds:
-        stripe = layout.placement.stripes[one.stripe]
         for column, holder in one.units.items():
-            begin, end = layout.range_of(one.stripe, column)
-            part = (min(end, begin + one.begin), min(end, begin + one.end))
-            if holder != one.target and part[0] < part[1]:
-                fetches.append(Fetch(holder, one.target, PieceName("image", stripe.data[column][0]), (part,)))
+            name, low, high = _unit(one, column, layout)
+            if holder != one.target and low < high:
+                fetches.append(Fetch(holder, one.target, name, ((low, high),)))
         for row, holder in one.rows.items():
             if holder != one.target:
                 fetches.append(Fetch(holder, one.target, PieceName("parity", one.stripe, row), ((one.begin, one.end),)))
     return Plan(moves, rebuilds, fetches)
+
+
+def _unit(one: Rebuild, column: int, layout: Layout) -> tuple[PieceName, int, int]:
+    """Of which image, and where in it, the bytes of a unit are that a rebuild takes or makes."""
+    member, _ = layout.placement.stripes[one.stripe].data[column]
+    begin, end = layout.range_of(one.stripe, column)
+    return PieceName("image", member), min(end, begin + one.begin), min(end, begin + one.end)
 
 
 def _ranges(layout: Layout, move: Move) -> list[tuple[int, int]]:
@@ -371,22 +371,17 @@ def _compute(
     units: dict[int, torch.Tensor] = {}
     rows: dict[int, torch.Tensor] = {}
     for column, holder in one.units.items():
-        begin, end = layout.range_of(one.stripe, column)
-        low, high = min(end, begin + one.begin), min(end, begin + one.end)
+        name, low, high = _unit(one, column, layout)
         units[column] = padded = torch.zeros(size, dtype=torch.uint8)
         if low < high:
-            own_piece = holder == own
-            piece = pieces(PieceName("image", stripe.data[column][0]))[low:high] if own_piece else next(parts)
-            padded[: high - low].copy_(piece)
+            padded[: high - low].copy_(pieces(name)[low:high] if holder == own else next(parts))
     for row, holder in one.rows.items():
-        own_piece = holder == own
-        piece = pieces(PieceName("parity", one.stripe, row))[one.begin : one.end] if own_piece else next(parts)
-        rows[row] = piece.clone()
+        name = PieceName("parity", one.stripe, row)
+        rows[row] = pieces(name)[one.begin : one.end] if holder == own else next(parts)
     found = rebuild(size, len(stripe.data), units, rows, len(stripe.parity))
     for column, content in found.items():
-        begin, end = layout.range_of(one.stripe, column)
-        low, high = min(end, begin + one.begin), min(end, begin + one.end)
-        rebuilt[stripe.data[column][0]][low:high].copy_(content[: high - low])
+        name, low, high = _unit(one, column, layout)
+        rebuilt[name.place][low:high].copy_(content[: high - low])
 
 
 def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]:

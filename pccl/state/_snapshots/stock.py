@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,7 +56,9 @@ class Stock:
                     continue
                 if (one.snapshot, one.piece) not in {*self._places, *keeper.unusable}:
                     self.infos.append(kept.info)
-                    self._places[one.snapshot, one.piece] = _Opened(keeper, kept.key, kept.nbytes)
+                    self._places[one.snapshot, one.piece] = functools.cache(
+                        functools.partial(_mapped, keeper, kept.key, kept.nbytes)
+                    )
         except HolderError as error:
             _log.warning("%s", f"snapshots: {error}")
             keeper.abandon()
@@ -117,17 +120,9 @@ class Stock:
             return b""
 
 
-class _Opened:
-    """A piece at the holder, mapped when it is needed."""
-
-    def __init__(self, keeper: Keeper, key: str, nbytes: int) -> None:
-        self._keeper, self._key, self._nbytes = keeper, key, nbytes
-        self._memory: Memory | None = None
-
-    def __call__(self) -> Memory:
-        if self._memory is None:
-            holder = self._keeper.holder(start=False)
-            if holder is None:
-                raise HolderError("the holder of this host has ended")
-            self._memory = Memory(holder.get(self._key), self._nbytes)
-        return self._memory
+def _mapped(keeper: Keeper, key: str, nbytes: int) -> Memory:
+    """A piece at the holder."""
+    holder = keeper.holder(start=False)
+    if holder is None:
+        raise HolderError("the holder of this host has ended")
+    return Memory(holder.get(key), nbytes)

@@ -37,7 +37,7 @@ def snapshot(
     part: str | None,
     timeout: float | None,
 ) -> None:
-    vault, problem = _vault(comm, snapshots, timeout)
+    vault, tensors, known, problem = _given(comm, snapshots, state, shards, part, timeout)
     redundancy = vault.snapshots.redundancy
     wanted = redundancy.data << 10 | redundancy.parity
     sums = torch.tensor([wanted, wanted * wanted])
@@ -45,12 +45,6 @@ def snapshot(
     if len(members) * sums[1] != sums[0] * sums[0]:  # by Cauchy and Schwarz equal for equal numbers only
         text = f"the members give different copies or codes, of which this one's are {vault.snapshots}"
         raise ValueError(f"snapshot: {text}; pass the same Snapshots on all")
-    tensors: dict[str, torch.Tensor] = {}
-    known: ShardMap = {}
-    try:
-        tensors, known = _described(state, shards, part or str(comm.uuid))
-    except (TypeError, ValueError) as error:
-        problem = problem or error
     job = vault.begin(Contribution(step, tensors, known, b"", members, members.index(comm.uuid), problem))
     job.copied.wait()
     if problem is not None:
@@ -79,13 +73,7 @@ def restore(
     part: str | None,
     timeout: float | None,
 ) -> Restored | None:
-    vault, problem = _vault(comm, snapshots, timeout)
-    tensors: dict[str, torch.Tensor] = {}
-    known: ShardMap = {}
-    try:
-        tensors, known = _described(state, shards, part or str(comm.uuid), written=True)
-    except (TypeError, ValueError) as error:
-        problem = problem or error
+    vault, tensors, known, problem = _given(comm, snapshots, state, shards, part, timeout, written=True)
     for attempt in range(ATTEMPTS):
         try:
             vault.settle(timeout)
@@ -107,12 +95,26 @@ def restore(
     raise StateLostError(f"the state is lost: {ATTEMPTS} attempts to restore it have failed; see the log")
 
 
-def _vault(comm: Communicator, snapshots: Snapshots | None, timeout: float | None) -> tuple[Vault, Exception | None]:
-    """The vault, and what is wrong with `snapshots`: others hear of it, since they wait for this member."""
+def _given(
+    comm: Communicator,
+    snapshots: Snapshots | None,
+    state: State,
+    shards: Shards | None,
+    part: str | None,
+    timeout: float | None,
+    *,
+    written: bool = False,
+) -> tuple[Vault, dict[str, torch.Tensor], ShardMap, Exception | None]:
+    """The vault, the tensors as `_described` has them, and what is wrong: others hear of it, since they wait for this member."""
+    problem: Exception | None = None
     try:
-        return vault_of(comm, snapshots, _TOPIC, timeout), None
+        vault = vault_of(comm, snapshots, _TOPIC, timeout)
     except ValueError as error:
-        return vault_of(comm, None, _TOPIC, timeout), error
+        vault, problem = vault_of(comm, None, _TOPIC, timeout), error
+    try:
+        return vault, *_described(state, shards, part or str(comm.uuid), written=written), problem
+    except (TypeError, ValueError) as error:
+        return vault, {}, {}, problem or error
 
 
 def _living(comm: Any, timeout: float | None, numbers: torch.Tensor) -> tuple[UUID, ...]:
