@@ -88,8 +88,6 @@ class AsyncDiLoCo(Trainer):
         meeting_began = time.monotonic()
         meeting = self._meet(finishes=finishes)
         met = time.monotonic()
-        if meeting.rx_bytes:
-            self.outer.from_host()
         if finishes:
             self._start_from_outer()
         else:
@@ -108,7 +106,6 @@ class AsyncDiLoCo(Trainer):
         self._under_way = self._averager.launch(self.communicator, self._buffer, weight)
 
     def _adopt(self) -> None:
-        self.outer.from_host()
         self._buffer.zero_()
         if self._membership.joined:
             self._begin_again(0.0)  # as the members do after the meeting that has let this peer in

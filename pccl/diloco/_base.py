@@ -401,6 +401,7 @@ class Trainer(ABC):
             self._closes = self._membership.enter(self._settings[SETTINGS.index("peers")], self._begin)
             self._deal_data()  # as the members do after the meeting that has let this peer in
             self._tell_if_overridden()
+            self._from_host()
             self._adopt()
         except BaseException:
             self.communicator.close()  # it may be a member already, for whom the others would wait
@@ -544,7 +545,13 @@ class Trainer(ABC):
             self._deal_data()
         if meeting.rx_bytes:
             _log.warning("%d bytes of the state differed from those of most members and were replaced", meeting.rx_bytes)
+            self._from_host()
         return meeting
+
+    def _from_host(self) -> None:
+        """After the outer state was received."""
+        for outer in self._outers():
+            outer.from_host()
 
     def _deal_data(self) -> None:
         """Deals out the samples that are left among the members who are there now."""

@@ -115,11 +115,9 @@ class DiLoCo(Trainer):
         meeting_began = time.monotonic()
         meeting = self._meet()
         met = time.monotonic()
-        if meeting.rx_bytes:
-            self.outer.from_host()
         self.outer.write_model()
         if early:
-            meeting = Meeting(True, early.tx_bytes + meeting.tx_bytes, early.rx_bytes + meeting.rx_bytes)
+            meeting = Meeting(True, early.rx_bytes + meeting.rx_bytes)
         return self._report(averaged, meeting, began=began, reduce_seconds=reduced - reducing, meet_seconds=met - meeting_began)
 
     def _leave(self) -> None:
@@ -127,9 +125,8 @@ class DiLoCo(Trainer):
         self.outer.write_model()
 
     def _adopt(self) -> None:
-        self.outer.from_host()
         if self._membership.early:
             self._buffer.zero_()
-            self._outer_step_made(time.monotonic(), 0.0, Meeting(True, 0, 0), frozenset())
+            self._outer_step_made(time.monotonic(), 0.0, Meeting(True, 0), frozenset())
         else:
             self.outer.write_model()

@@ -44,10 +44,9 @@ _log = logging.getLogger("pccl.diloco")
 
 @dataclass(frozen=True)
 class Meeting:
-    """How a meeting went: whether newcomers may have come, and how many bytes of the state this peer sent and received."""
+    """How a meeting went: whether newcomers may have come, and how many bytes of the state this peer received."""
 
     admitted: bool
-    tx_bytes: int
     rx_bytes: int
 
 
@@ -140,19 +139,18 @@ class Membership:
         admitted = self._admit()
         info = self._elect_and_sync() if admitted else self._sync(self._revision + advances)
         self._new = False
-        return Meeting(admitted, info.tx_bytes, info.rx_bytes)
+        return Meeting(admitted, info.rx_bytes)
 
     def part(self) -> Meeting:
         """The last meeting of members that are done, which lets nobody in: the shared state is the same bytes on all of them.
 
         If somebody waits to be let in, it is but a barrier, so that members that are not done may make a meeting of it.
         """
-        if self._comm.are_peers_pending():
-            return Meeting(False, 0, 0)
-        with contextlib.suppress(CallAgainError):
-            info = self._sync_once(self._revision + 1)
-            return Meeting(False, info.tx_bytes, info.rx_bytes)
-        return Meeting(False, 0, 0)
+        received = 0
+        if not self._comm.are_peers_pending():
+            with contextlib.suppress(CallAgainError):
+                received = self._sync_once(self._revision + 1).rx_bytes
+        return Meeting(False, received)
 
     # ---- all members of all peer groups ----
 

@@ -183,8 +183,6 @@ class StreamingDiLoCo(Trainer):
         began = time.monotonic()
         meeting = self._meet()
         met = time.monotonic()
-        if meeting.rx_bytes:
-            self._from_host()
         done = self._averaged
         averaged = Averaged(
             self._contributors(),
@@ -210,7 +208,6 @@ class StreamingDiLoCo(Trainer):
         return [fragment.averager for fragment in self.fragments]
 
     def _adopt(self) -> None:
-        self._from_host()
         self._write_model()
 
     def _leave(self) -> None:
@@ -219,10 +216,6 @@ class StreamingDiLoCo(Trainer):
             if fragment.under_way is not None:
                 self._apply(fragment)
         self._write_model()
-
-    def _from_host(self) -> None:
-        for outer in self._outers():
-            outer.from_host()
 
     def _write_model(self) -> None:
         for outer in self._outers():
