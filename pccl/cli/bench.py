@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import platform
 import statistics
@@ -22,6 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pccl
+from pccl._loader import _C
+from pccl._log import LEVELS, NOTICE
 from pccl.cli import top
 
 DTYPES = ["uint8", "int8", "int16", "uint16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]
@@ -57,7 +61,7 @@ class Plan:
 
 def run_here(plan: Plan) -> Iterator[Row]:
     """Starts a master and all peers on this machine; gives a row per size, as the first peer measured it."""
-    with pccl.MasterNode("127.0.0.1:0") as master, tempfile.TemporaryDirectory(prefix="pccl-bench-") as folder:
+    with _warnings_only(), pccl.MasterNode("127.0.0.1:0") as master, tempfile.TemporaryDirectory(prefix="pccl-bench-") as folder:
         peers = [_spawn(plan, f"127.0.0.1:{master.port}", rank, folder) for rank in range(plan.world)]
         try:
             for line in peers[0].stdout or ():
@@ -70,10 +74,21 @@ def run_here(plan: Plan) -> Iterator[Row]:
                 peer.wait()
 
 
+@contextlib.contextmanager
+def _warnings_only() -> Iterator[None]:
+    """Has the library here log no more than warnings, unless PCCL_LOG_LEVEL names a level."""
+    _C.pccl_ext_log_prefer(LEVELS.index(logging.WARNING))
+    try:
+        yield
+    finally:
+        _C.pccl_ext_log_prefer(LEVELS.index(NOTICE))
+
+
 def _spawn(plan: Plan, address: str, rank: int, folder: str) -> subprocess.Popen[str]:
     task = json.dumps({"plan": asdict(plan), "address": address, "rank": rank, "folder": folder})
     output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-    return subprocess.Popen([sys.executable, "-c", PEER, task], stdout=output, text=True)
+    environment = {"PCCL_LOG_LEVEL": "WARN", **os.environ}
+    return subprocess.Popen([sys.executable, "-c", PEER, task], stdout=output, text=True, env=environment)
 
 
 def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "", insecure: bool = False, **files: Any) -> Iterator[Row]:

@@ -1,6 +1,8 @@
 """`pccl bench`: what it measures, and how it shows it."""
 
 import json
+import os
+import subprocess
 import sys
 from threading import Thread
 
@@ -76,3 +78,12 @@ def test_without_numpy_and_torch_no_peer_is_started(dtype, package, monkeypatch)
     result = CliRunner().invoke(main, ["bench", "allreduce", "--no-gloo", "--sizes", "4K", "--dtype", dtype])
     assert result.exit_code == 1
     assert result.output.endswith(f"which is not installed: pip install {package}\n")
+
+
+def test_the_table_comes_without_a_log():
+    pytest.importorskip("numpy")
+    command = [sys.executable, "-m", "pccl", "bench", "allreduce", "--sizes", "4K", "--iterations", "1", "--no-gloo"]
+    environment = {name: value for name, value in os.environ.items() if name != "PCCL_LOG_LEVEL"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "4 KiB" in result.stdout
+    assert result.stderr == ""
