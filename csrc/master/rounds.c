@@ -256,7 +256,11 @@ static void end_without_candidate(struct rounds *rounds, struct membership *tabl
     char why[WIRE_MAX_TEXT + 1];
     unsigned long long expected = as->expected;
     switch (as->state) {
-    case ELECTION_NEW: snprintf(why, sizeof why, "every member is receive-only, or holds an incomplete state"); break;
+    case ELECTION_NEW:
+        snprintf(why, sizeof why,
+                 "every member is receive-only, or holds an incomplete copy; let one send its state, or restart one "
+                 "from a checkpoint");
+        break;
     case ELECTION_EXPECTING:
         snprintf(why, sizeof why, "no member that may send has a complete state of revision %llu%s", expected,
                  as->ahead ? ", and one was expelled for a later revision" : "");

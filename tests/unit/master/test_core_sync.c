@@ -532,7 +532,8 @@ static void test_expulsions(void) {
 
     begin("no candidate: nobody is expelled", "abc");
     sync("aR0aA bR0bA cR0aB");
-    GET("abc", "NONE(every member is receive-only, or holds an incomplete state); ");
+    GET("abc", "NONE(every member is receive-only, or holds an incomplete copy; let one send its state, or restart one "
+               "from a checkpoint); ");
     sync("aR0aA bS0aA cR0aA");
     GET("abc", "END 0 tx 0; ");
     end();
