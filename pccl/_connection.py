@@ -43,7 +43,7 @@ from pccl._reduces import Reaper
 from pccl._stacks import Watch
 from pccl._state import SharedState
 from pccl._tensors import RoomPool, require_kind
-from pccl._waits import master_patience, may_begin
+from pccl._waits import NOT_JOINED, master_patience, may_begin, tell_supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -188,6 +188,8 @@ class Connection(Membership):
                 if deadline.passed():
                     raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", failure.detail)
                 deadline.sleep(PAUSE_SECONDS)
+        if join_only:
+            tell_supervisor(NOT_JOINED)
         raise failure
 
     def reconnect(

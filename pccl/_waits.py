@@ -21,6 +21,9 @@ PIPE_VARIABLE = "PCCL_SUPERVISOR_PIPE"
 LEFT = "left"
 """What a program tells its supervisor when it has left: others may end with status 75, too."""
 
+NOT_JOINED = "not joined"
+"""What a program tells its supervisor when it may only join a run, and could not."""
+
 PATIENCE_VARIABLE = "PCCL_CONNECT_TIMEOUT_S"
 
 

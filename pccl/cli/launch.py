@@ -23,7 +23,7 @@ from pccl._credentials import VARIABLES, environment_has_some
 from pccl._errors import PCCLError, Result
 from pccl._own_keys import INSECURE_VARIABLE, local_master, why_plain
 from pccl._processes import Fleet, Output, Process, how_ended
-from pccl._waits import JOIN_VARIABLE, LEFT, LEFT_STATUS, LEFT_STATUS_VARIABLE, PATIENCE_VARIABLE, PIPE_VARIABLE
+from pccl._waits import JOIN_VARIABLE, LEFT, LEFT_STATUS, LEFT_STATUS_VARIABLE, NOT_JOINED, PATIENCE_VARIABLE, PIPE_VARIABLE
 
 GRACE_SECONDS = 10.0
 """How long peers that were told to end may take, before they are killed."""
@@ -133,8 +133,9 @@ def command(
 
     If the reader of the output is slow, lines beyond 16 MiB are dropped and counted.
 
-    Exit status: 0 if a peer has ended with 0 and none has failed. A peer that was killed while others continued has not failed.
-    Otherwise the status of the first failed peer; 128 + N if signal N killed all; 130 after Ctrl-C; 2 for wrong options.
+    Exit status: 0 if a peer has ended with 0 and none has failed. A peer that was killed while others continued has not failed,
+    nor has a restarted one that came too late to join. Otherwise the status of the first failed peer; 128 + N if signal N killed
+    all; 130 after Ctrl-C; 2 for wrong options.
     """
     arguments = list(program[1:])
     if arguments[:1] == ["--"]:
@@ -263,9 +264,12 @@ class Launch:
         if patience is not None:
             self._environment[PATIENCE_VARIABLE] = str(patience)
         self._restarts = [restarts] * nproc  # left of each
+        self._most = restarts
         self._numbers: dict[Process, int] = {}
         self._left: set[int] = set()  # the numbers of those who have told that they have left
+        self._outside: set[int] = set()  # the numbers of those who have told that they could not join
         self._statuses: list[int] = []  # of those that were not started again
+        self._statuses_outside: list[int] = []  # of those of them that could not join
         self._told: signal.Signals | None = None
         self._deadline = math.inf
         self._stdout = Printer(sys.stdout)
@@ -296,6 +300,8 @@ class Launch:
     def _hear(self, number: int, words: list[bytes]) -> None:
         if LEFT.encode() in words:
             self._left.add(number)
+        if NOT_JOINED.encode() in words:
+            self._outside.add(number)
 
     @staticmethod
     def _print(printer: Printer, prefix: bytes, lines: list[bytes]) -> None:
@@ -305,17 +311,19 @@ class Launch:
         """Notes how a peer has ended, and starts it again if --restart says so."""
         number = self._numbers.pop(process)
         left = number in self._left and status == LEFT_STATUS
+        outside = number in self._outside and status > 0 and self._restarts[number] < self._most
         self._left.discard(number)
+        self._outside.discard(number)
         if status != 0:
             again = self._restarts[number] > 0 and self._told is None and bool(self._fleet.processes)
             then = "; restarting it" if again else ""
-            how = "has left" if left else how_ended(status)
+            how = "has left" if left else "could not join the run" if outside else how_ended(status)
             self._stderr.print(f"pccl launch: peer {number} {how}{then}\n".encode())
             if again:
                 self._restarts[number] -= 1
                 self._start(number, {JOIN_VARIABLE: "1"})
                 return
-        self._statuses.append(0 if left else status)
+        (self._statuses_outside if outside else self._statuses).append(0 if left else status)
 
     def _tell(self, number: signal.Signals) -> None:
         """Passes a signal on that ends the command; the second one kills."""
@@ -337,4 +345,6 @@ class Launch:
         failed = [status for status in self._statuses if status > 0]
         if failed:
             return failed[0]
-        return 0 if 0 in self._statuses else 128 - self._statuses[-1]
+        if 0 in self._statuses:
+            return 0
+        return self._statuses_outside[0] if self._statuses_outside else 128 - self._statuses[-1]

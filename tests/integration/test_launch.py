@@ -163,6 +163,29 @@ def test_a_peer_is_started_anew(launch, tmp_path, restart):
     assert "peer 1 was killed by SIGKILL; restarting it" in text
 
 
+def test_a_replacement_that_comes_too_late_is_no_failure(launch, tmp_path):
+    program = """
+        import pccl
+        here = sys.argv[1]
+        if os.environ.get("PCCL_JOIN") == "1":
+            open(here, "w")
+            while os.path.exists(here):
+                time.sleep(0.02)
+            try:
+                pccl.Communicator(os.environ["PCCL_MASTER"]).connect(n_attempts=1)
+            except pccl.ConnectError:
+                sys.exit(3)
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not os.path.exists(here):
+            time.sleep(0.02)
+        os.remove(here)
+    """
+    one = launch(program, str(tmp_path / "there"), options=("--nproc", "2", "--restart", "1"))
+    assert one.end() == 0
+    assert "pccl launch: peer 1 could not join the run" in "".join(one.lines)
+
+
 def test_restarts_end(launch):
     program = """
         print("begins")
