@@ -28,7 +28,7 @@ ADDRESS_BUILD := build/address-$(notdir $(ADDRESS_CC))
 FUZZ_BUILD := $(if $(findstring clang,$(ADDRESS_CC)),$(ADDRESS_BUILD),build/fuzz)
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheels try-wheels test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-keys test-keys-small test-fakes test-fakes-small gpu-test gpu-bench site release clean
+.PHONY: help setup build wheels wheels-free-threaded try-wheels test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-keys test-keys-small test-fakes test-fakes-small gpu-test gpu-bench site release clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -81,6 +81,17 @@ wheels: .venv/ready
 	$(PIP) ziglang auditwheel abi3audit wheel
 	command -v nvcc >/dev/null || $(PIP) nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime
 	$(BIN)/python tools/wheels.py --jobs $(JOBS) $(WHEELS)
+
+# Likewise for a free-threaded Python, which has no limited API, so for its version alone: PYTHON=python3.14t. The wheel for
+# this machine reduces with keys.
+FREE_THREADED = build/wheels/free-threaded/bin
+wheels-free-threaded:
+	test -x $(FREE_THREADED)/python || $(PYTHON) -m venv build/wheels/free-threaded
+	$(FREE_THREADED)/python -m pip install --quiet ziglang auditwheel wheel 'cffi>=2.1' 'scikit-build-core>=0.11' cmake ninja numpy click rich
+	command -v nvcc >/dev/null || $(FREE_THREADED)/python -m pip install --quiet nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime
+	$(FREE_THREADED)/python tools/wheels.py --jobs $(JOBS) $(WHEELS)
+	$(FREE_THREADED)/python -m pip install --quiet --no-index --no-deps --force-reinstall --find-links dist pccl
+	cd build/wheels && free-threaded/bin/python $(CURDIR)/tools/wheel_program.py
 
 # Systems that the wheels are for, unpacked from Debian's packages; as root.
 SYSTEMS ?=

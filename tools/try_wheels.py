@@ -162,7 +162,7 @@ def compiled_python(target: Target, jobs: int) -> Path:
 
 def wheel_of(system: System) -> Path:
     """Returns the wheel in `dist` for a system."""
-    found = sorted(DIST.glob(f"pccl-*-{system.target}.whl"), key=lambda path: path.stat().st_mtime)
+    found = sorted(DIST.glob(f"pccl-*-abi3-{system.target}.whl"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise WheelsError(f"no wheel for {system.target} in {DIST}: make wheels WHEELS={system.target}")
     return found[-1]

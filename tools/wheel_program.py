@@ -5,6 +5,8 @@ Python's own TLS works before, beside and after pccl's, although the two have di
 
 import os
 import platform
+import sys
+import sysconfig
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -91,8 +93,11 @@ def main() -> None:
         result = reduce_with_keys(folder)
     after = hostile_handshake() if hostile else handshake()
     assert hostile or before == after
+    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    assert not free_threaded or not sys._is_gil_enabled(), "pccl has turned the GIL on"  # type: ignore[attr-defined]
     libc = " ".join(platform.libc_ver()) if platform.libc_ver()[1] else "musl"
-    print(f"{platform.machine()}, {libc}, Python {platform.python_version()}, {level}, GPU kernels {kernels}; {after}; {result}")
+    version = platform.python_version() + "t" * free_threaded
+    print(f"{platform.machine()}, {libc}, Python {version}, {level}, GPU kernels {kernels}; {after}; {result}")
 
 
 if __name__ == "__main__":

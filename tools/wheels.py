@@ -3,6 +3,8 @@
 Zig compiles for the oldest glibc or musl of each target, with LZ4 and OpenSSL linked statically and hidden. Their sources are
 pinned below. The script keeps them, and what it builds of them, in `build/wheels`. Then it checks what the wheels need and
 export, and has auditwheel (for glibc) and abi3audit judge them. A wheel that passes all checks is in `dist`.
+
+Wheels are for all Pythons since 3.11; if a free-threaded Python runs the script, for the version of that one alone.
 """
 
 from __future__ import annotations
@@ -55,6 +57,13 @@ class Target:
         """The newest version of glibc's symbols that the wheel may use; None with musl."""
         version = re.search(r"gnu\.([\d.]+)", self.zig)
         return None if version is None else numbers(version[1])
+
+    @property
+    def suffix(self) -> str:
+        """How the names of modules end for this Python there."""
+        if not FREE_THREADED:
+            return ".abi3.so"
+        return f".cpython-{FREE_THREADED}-{self.machine}-linux-{'gnu' if self.glibc else 'musl'}.so"
 
 
 @dataclass(frozen=True)
@@ -116,11 +125,12 @@ NOWHERE = "/nonexistent"
 
 #: What a file of a wheel exports; a module exports its init function alone. spawned_master is a program.
 EXPORTS = {
-    "pccl/_native.abi3.so": {"PyInit__native"},
     "pccl/libpccl_cuda.so": {"pccl_cuda_abi", "pccl_cuda_open"},
     "pccl/spawned_master": set(),
 }
-MODULE = re.compile(r"pccl/(\w+)\.abi3\.so")
+MODULE = re.compile(r"pccl/(\w+)\.(abi3|cpython-\w+-\w+-linux-\w+)\.so")
+#: The version of this Python if it is free-threaded, such as 314t. It has no limited API for its modules.
+FREE_THREADED = f"3{sys.version_info.minor}t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
 LIBRARIES_OF_GLIBC = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+")
 #: Functions that musl has got since 1.2.0. A weak reference to one is fine.
 NEWER_THAN_MUSL = {
@@ -232,7 +242,8 @@ def check_machine() -> None:
     """Raises WheelsError unless all programs that the build calls are there."""
     zig()
     folder = Path(sys.executable).parent
-    missing = [name for name in ("auditwheel", "abi3audit", "wheel", "ninja") if not (folder / name).is_file()]
+    wanted = ("auditwheel", *(() if FREE_THREADED else ("abi3audit",)), "wheel", "ninja")
+    missing = [name for name in wanted if not (folder / name).is_file()]
     if missing:
         raise WheelsError(f"{', '.join(missing)} missing in {folder}: {sys.executable} -m pip install {PACKAGES} ninja")
     missing = [name for name in ("make", "perl") if shutil.which(name) is None]
@@ -344,6 +355,7 @@ def write_toolchain(target: Target, folder: Path) -> None:
         "Python_INCLUDE_DIR": python_headers(),
     }
     lines = [f'set({name} "{value}")\n' for name, value in values.items()]
+    lines += ["unset(Python_FIND_ABI CACHE)\n"] if FREE_THREADED else []  # CMake looks for it in places of this machine
     text, path = f"# for Zig {compiler_version()}\n{''.join(lines)}", folder / "toolchain.cmake"
     if not path.is_file() or path.read_text() != text:
         shutil.rmtree(folder / "package", ignore_errors=True)  # CMake would go on with the old flags
@@ -351,9 +363,9 @@ def write_toolchain(target: Target, folder: Path) -> None:
 
 
 def python_headers() -> Path:
-    """Returns a copy of this Python's headers, which with the limited API serves all targets."""
-    folder = WORK / "python"
+    """Returns a copy of this Python's headers, which serves all targets."""
     given = Path(sysconfig.get_path("include"))
+    folder = WORK / "headers" / given.name
     if not (given / "Python.h").is_file():
         raise WheelsError(f"the headers of Python are missing: no {given / 'Python.h'}; apt-get install python3-dev")
     shutil.rmtree(folder, ignore_errors=True)
@@ -430,6 +442,8 @@ def build_wheel(target: Target, folder: Path, jobs: int) -> Path:
         "--verbose",
     ]
     platform = {"_PYTHON_HOST_PLATFORM": f"linux-{target.machine}", "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
+    if FREE_THREADED:
+        platform["SETUPTOOLS_EXT_SUFFIX"] = target.suffix
     command += [*(f"--config-settings={setting}" for setting in settings), "."]
     run("pccl", target, log, command, ROOT, **platform)
     return next(raw.glob("*.whl"))
@@ -472,7 +486,7 @@ def check_wheel(wheel: Path, target: Target) -> None:
         archive.extractall(folder)
     found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     binaries = {name: path for name, path in found.items() if path.read_bytes()[:4] == b"\x7fELF"}
-    lines += [f"{name} is missing" for name in EXPORTS if name not in binaries]
+    lines += [f"{name} is missing" for name in (*EXPORTS, f"pccl/_native{target.suffix}") if name not in binaries]
     floors = []
     for name, path in binaries.items():
         binary = read_binary(path)
@@ -505,13 +519,15 @@ def make_wheel(target: Target, jobs: int) -> Path:
     audit, log = Path(sys.executable).parent, folder / "audit.log"
     log.unlink(missing_ok=True)
     run("tag", target, log, [audit / "wheel", "tags", "--remove", f"--platform-tag={target.tag}", raw])
-    wheel = next(raw.parent.glob(f"*-cp311-abi3-{target.tag}.whl"))
+    python = f"cp{FREE_THREADED[:-1]}-cp{FREE_THREADED}" if FREE_THREADED else "cp311-abi3"
+    wheel = next(raw.parent.glob(f"*-{python}-{target.tag}.whl"))
     if target.glibc is not None:  # auditwheel knows the library of musl only by the name that Alpine gives it
         run("auditwheel", target, log, [audit / "auditwheel", "show", f"--ldpaths={NOWHERE}", wheel])
         judged = judged_tag(log.read_text())
         if judged is None or not serves(judged, target):
             raise WheelsError(f"{target.tag}: auditwheel says {judged or 'no platform'}; see {log}")
-    run("abi3audit", target, log, [audit / "abi3audit", "--strict", "--verbose", wheel])
+    if not FREE_THREADED:
+        run("abi3audit", target, log, [audit / "abi3audit", "--strict", "--verbose", wheel])
     DIST.mkdir(exist_ok=True)
     shutil.copy(wheel, DIST)
     return DIST / wheel.name

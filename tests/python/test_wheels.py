@@ -74,6 +74,19 @@ def test_a_module_exports_its_init_function(wheels: Any) -> None:
     assert len(wheels.breaches("pccl/_new.abi3.so", binary(wheels), target)) == 1
 
 
+def test_modules_for_a_free_threaded_python(wheels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels, "FREE_THREADED", "314t")
+    for tag, suffix in [
+        ("manylinux_2_28_x86_64", ".cpython-314t-x86_64-linux-gnu.so"),
+        ("manylinux_2_28_aarch64", ".cpython-314t-aarch64-linux-gnu.so"),
+        ("musllinux_1_2_x86_64", ".cpython-314t-x86_64-linux-musl.so"),
+    ]:
+        target = wheels.TARGETS[tag]
+        assert target.suffix == suffix
+        name = f"pccl/_native{suffix}"
+        assert not any("no such file" in line for line in wheels.breaches(name, binary(wheels), target))
+
+
 def test_a_file_that_nobody_expects(wheels: Any) -> None:
     (line,) = wheels.breaches("pccl/more.so", binary(wheels), wheels.TARGETS["manylinux_2_28_x86_64"])
     assert "list it in EXPORTS" in line
