@@ -126,6 +126,7 @@ int tls_error(struct tls *tls) {
     bool handshake = tls->phase == TLS_SHAKES_HANDS;
     if (tls->ended) return handshake && tls->stream.role == TRANSPORT_DIALS ? -ECONNABORTED : -ECONNRESET;
     if (tls->send_error != 0) return tls->send_error;
+    if (code == 0) return -ECONNRESET; // an alert has ended the stream before
     if (ERR_GET_LIB(code) != ERR_LIB_SSL) return -ENOMEM;
     bool opens = handshake || tls->phase == TLS_AWAITS_PROOF;
     if (is_alert(reason) && opens && tls_certificates(tls) != NULL) return refused_by_alert(tls, reason);

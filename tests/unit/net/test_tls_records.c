@@ -254,6 +254,15 @@ static void read_records(const struct wire *wire, uint8_t records[RECORDS][RECOR
     REQUIRE(recv(wire->middle[0], records, RECORDS * RECORD, MSG_WAITALL) == RECORDS * RECORD);
 }
 
+// The other side says so in an alert. After that the sender's error is that of a broken connection.
+static void check_told(const struct wire *wire) {
+    uint8_t alert[64];
+    ssize_t length = recv(wire->middle[1], alert, sizeof alert, 0);
+    REQUIRE(length > 0 && send(wire->middle[0], alert, (size_t)length, MSG_NOSIGNAL) == length);
+    CHECK_EQ(far_end_read_some(wire->ends[0], alert, sizeof alert), 0);
+    for (int again = 0; again < 2; again++) CHECK_EQ(transport_send(wire->ends[0], "x", 1), -ECONNRESET);
+}
+
 static void test_records(void) {
     static const struct {
         const char *name;
@@ -288,6 +297,7 @@ static void test_records(void) {
         if (length > 0) CHECK(far_end_read(wire.ends[1], heard, length));
         for (size_t at = 0; at < length; at++) REQUIRE(heard[at] == 'a' + at / MESSAGE);
         for (int again = 0; again < 2; again++) CHECK_EQ(transport_receive(wire.ends[1], heard, 1), rows[i].result);
+        if (rows[i].result == -EBADMSG) check_told(&wire);
         close_wire(&wire);
     }
 }
