@@ -1,11 +1,16 @@
 #include "master/candidate.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/platform.h"
+#include "net/socket.h"
 #include "topology/topology.h"
 
-enum { ADMITTED_LINES = 16 }; // of the log
+enum {
+    ADMITTED_LINES = 16, // of the log
+    DIAL_BYTES = 160,
+};
 
 static const char CLOSED[] = ": neither can be dialled; start a member that can be, or a relay (docs/addresses.md)";
 static const char NARROW[] = ": small packets pass, but large ones are lost; set one MTU on the whole path, or "
@@ -216,21 +221,36 @@ static struct peer_record *next_newcomer(const struct candidate *candidate, uint
     return next;
 }
 
+// Says which of the two was dialled in vain, and where.
+static const char *describe_dial(const struct peer_record *peer, const struct peer_record *obstacle,
+                                 char text[DIAL_BYTES]) {
+    const struct wire_member *own = &peer->member, *other = &obstacle->member;
+    bool dials = own->reach.closed != other->reach.closed ? own->reach.closed : own->join_number > other->join_number;
+    const struct wire_member *to = dials ? other : own;
+    char address[64];
+    snprintf(
+        text, DIAL_BYTES, "; %s is dialled at %s: open this port there, or correct its PCCL_ADDRESS",
+        dials ? "that one" : "this peer",
+        socket_address_format(address, sizeof address, to->reach.count > 0 ? &to->reach.addresses[0] : &to->address));
+    return text;
+}
+
 // Leaves out every newcomer that is late or has no links to those that stay. True when there was one.
 static bool exclude_newcomers(struct candidate *candidate, struct membership *table) {
     uint32_t before = table->gone_count;
     uint64_t joined = 0;
     for (struct peer_record *peer; (peer = next_newcomer(candidate, joined)) != NULL;) {
         const struct peer_record *obstacle = obstacle_of(candidate, table, peer);
+        char dial[DIAL_BYTES];
         joined = peer->member.join_number;
         if (!peer->answered || (obstacle != NULL && obstacle->accepted))
             membership_host_failed(table, &peer->member.address);
         if (obstacle != NULL)
-            membership_expel(table, peer, "no data connection between this peer and %s%s",
-                             membership_label(obstacle).chars,
-                             is_narrow(candidate, table, peer, obstacle)                  ? NARROW
-                             : peer->member.reach.closed && obstacle->member.reach.closed ? CLOSED
-                                                                                          : "");
+            membership_expel(
+                table, peer, "no data connection between this peer and %s%s", membership_label(obstacle).chars,
+                is_narrow(candidate, table, peer, obstacle)                  ? NARROW
+                : peer->member.reach.closed && obstacle->member.reach.closed ? CLOSED
+                                                                             : describe_dial(peer, obstacle, dial));
         else if (!peer->answered)
             membership_expel(table, peer, "it did not report its links in time");
     }

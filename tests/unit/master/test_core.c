@@ -234,7 +234,7 @@ static void test_bad_candidates(void) {
     vote("ab", WIRE_VOTE_UPDATE);
     linked("abc", CANDIDATE("abc", "abc"), "c");
     pass(BREAKS_GRACE_MS, "abc");
-    REFUSED('c', "no data connection");
+    REFUSED('c', "; that one is dialled at 10.0.0.97:");
     OUTCOME("ab", UPDATE, 0, 0);
     end();
 
