@@ -412,8 +412,17 @@ def _is_own(path: str) -> bool:
 
 def files() -> Iterator[str]:
     """Files of events at the places of this user, the newest first."""
+    yield from _newest_first(places())
+
+
+def files_in(directory: str) -> list[str]:
+    """Files of events in a directory, the newest first."""
+    return list(_newest_first([directory]))
+
+
+def _newest_first(directories: list[str]) -> Iterator[str]:
     found: list[os.DirEntry[str]] = []
-    for place in places():
+    for place in directories:
         with contextlib.suppress(OSError):  # this user may not read it
             found += [one for one in os.scandir(place) if one.name.endswith(".events") and one.is_file(follow_symlinks=False)]
     times: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ COLUMNS_MOST = 6
 
 
 @click.command("dump", short_help="Show the last operations of members, and who did not enter one.")
-@click.argument("sources", metavar="[PROCESS|FILE]...", nargs=-1)
+@click.argument("sources", metavar="[PROCESS|FILE|DIRECTORY]...", nargs=-1)
 @click.option("--run", metavar="NAME", help="only members of the run of this name")
 @click.option("--last", type=click.IntRange(1), default=10, show_default=True, help="operations that are shown")
 @click.option("--json", "as_json", is_flag=True, help="all events as JSON lines, in place of tables")
@@ -42,11 +43,7 @@ def command(sources: tuple[str, ...], run: str | None, last: int, as_json: bool)
             runs = ", ".join(sorted({one.run_name or "one without a name" for one in there}))
             click.echo(f"no member is of the run {run}; runs that were found: {runs}", err=True)
         elif not errors:
-            click.echo(
-                "no events found: no process of this user runs pccl on this host or has crashed in the last day; name files, or "
-                "set PCCL_EVENTS=DIRECTORY as the processes have it",
-                err=True,
-            )
+            click.echo(f"no events found: {_why_none(sources)}", err=True)
         sys.exit(1 if errors else 2)
     judgements = hangs.judge(recordings, max(one.taken for one in recordings))
     if not sources:
@@ -54,6 +51,15 @@ def command(sources: tuple[str, ...], run: str | None, last: int, as_json: bool)
     for line in _lines(recordings, judgements) if as_json else _report(recordings, judgements, last):
         click.echo(line)
     sys.exit(1 if errors else 0)
+
+
+def _why_none(sources: tuple[str, ...]) -> str:
+    if sources and "all" not in sources:
+        return f"{', '.join(sources)} has no file that ends with .events"
+    return (
+        "no process of this user runs pccl on this host or has crashed in the last day; name files, or set PCCL_EVENTS=DIRECTORY "
+        "as the processes have it"
+    )
 
 
 def _relevant(recordings: list[Recording], judgements: list[hangs.Judgement]) -> tuple[list[Recording], list[hangs.Judgement]]:
@@ -68,14 +74,15 @@ def _relevant(recordings: list[Recording], judgements: list[hangs.Judgement]) ->
 def _collect(sources: tuple[str, ...]) -> tuple[list[Recording], list[str]]:
     every = not sources or "all" in sources
     processes = {int(one) for one in sources if one.isdecimal()}
-    named = [path for path in sources if path != "all" and not path.isdecimal()]
+    given = [path for path in sources if path != "all" and not path.isdecimal()]
+    named = [file for path in given for file in (_recording.files_in(path) if os.path.isdir(path) else [path])]
     taken: dict[str, Taken] = {}
     errors = []
     for path in [*(_recording.files() if every or processes else ()), *named]:  # all at once: members go on meanwhile
         try:
             taken[path] = _recording.take(path)
         except RecordingError as error:
-            if path in named or (every and not isinstance(error, NoRecordingError)):
+            if path in given or ((every or path in named) and not isinstance(error, NoRecordingError)):
                 errors.append(str(error))
     found = {}
     for path, one in taken.items():

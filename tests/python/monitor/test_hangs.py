@@ -190,12 +190,15 @@ def test_files_without_a_recording_are_passed_over(tmp_path: Path, monkeypatch: 
     (tmp_path / "reserved.events").write_bytes(bytes(8192))
     monkeypatch.setenv("PCCL_EVENTS", str(tmp_path))
     monkeypatch.setattr(_recording, "_is_own", lambda path: False)
-    found = CliRunner().invoke(command, [])
-    assert (found.exit_code, found.stderr) == (0, "")
-    assert "master" in found.output
+    for arguments in ([], [str(tmp_path)]):  # as PCCL_EVENTS says; a directory
+        found = CliRunner().invoke(command, arguments)
+        assert (found.exit_code, found.stderr) == (0, "")
+        assert "master" in found.output
     found = CliRunner().invoke(command, ["--run", "bert"])
     assert found.exit_code == 2
     assert "no member is of the run bert; runs that were found: one without a name" in found.stderr
+    (tmp_path / "empty").mkdir()
+    assert "empty has no file that ends with .events" in CliRunner().invoke(command, [str(tmp_path / "empty")]).stderr
     (tmp_path / "foreign.events").write_bytes(whole[:100])
     found = CliRunner().invoke(command, [])
     assert found.exit_code == 1
@@ -211,7 +214,8 @@ def test_a_record_that_was_being_written_is_counted(tmp_path: Path):
 
 
 def test_no_file(tmp_path: Path):
-    for path, words in ((tmp_path / "none", "cannot be read: No such file"), (tmp_path, "is no file")):
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in ((tmp_path / "none", "cannot be read: No such file"), (tmp_path / "pipe", "is no file")):
         found = CliRunner().invoke(command, [str(path)])
         assert found.exit_code == 1
         assert words in found.output
