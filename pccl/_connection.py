@@ -168,6 +168,7 @@ class Connection(Membership):
         INVALID_ARGUMENT: a tensor was replaced since the state was made.
         """
         deadline = Deadline(timeout)
+        whole_number("n_attempts", n_attempts, 63)
         if state is not None:
             require_kind("state", state, SharedState)
             state._collect("pcclConnect")

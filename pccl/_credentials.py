@@ -22,9 +22,12 @@ def environment_has_some() -> bool:
 def credentials(keys: Path | None, cert: Path | None, key: Path | None, ca: Path | None) -> bytes | None:
     """Returns the paths as `pccl_ext_comm_set_keys` takes them; None: what the environment names.
 
-    ArgumentError: keys and a certificate, or a part of a certificate.
+    ArgumentError: keys and a certificate, or a part of a certificate. TypeError: no path.
     """
     parts = {"cert": cert, "key": key, "ca": ca}
+    for name, path in {"keys": keys, **parts}.items():
+        if path is not None and not isinstance(path, str | bytes | os.PathLike):
+            raise TypeError(f"{name} must be the path of a file, not {path!r}")
     missing = [name for name, path in parts.items() if path is None]
     if len(missing) == len(parts):
         return None if keys is None else os.path.abspath(os.fsencode(keys))

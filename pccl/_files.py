@@ -35,6 +35,8 @@ def event_file(path: str | os.PathLike[str] | Literal[False]) -> bytes:
     """Returns the path of a file of events as C takes it. False: none are kept. ValueError: the path is empty or too long."""
     if path is False:
         return b"off"
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise TypeError(f"events must be the path of a file, or False for none, not {path!r}")
     encoded = os.fsencode(path)
     if not encoded or len(encoded) >= PATH_BYTES or b"\0" in encoded:
         raise ValueError(f"the path of a file of events must have 1 to {PATH_BYTES - 1} bytes and no zero, not {path!r}")

@@ -25,6 +25,9 @@ class Group:
 
     def __init__(self, handle: NativeHandle, members: Sequence[UUID]) -> None:
         self.members = tuple(members)
+        for member in self.members:
+            if not isinstance(member, UUID):
+                raise TypeError(f"members must be UUIDs, such as those of Communicator.members, not {member!r}")
         uuids = _ffi.new(_UUIDS, [(list(member.bytes),) for member in self.members])
         out = _ffi.new("pcclGroup_t **")
         call(handle, "pcclCreateGroup", uuids, len(self.members), out)

@@ -32,6 +32,8 @@ class SharedState:
     """
 
     def __init__(self, tensor_infos: list[TensorInfo]) -> None:
+        if not isinstance(tensor_infos, Sequence):
+            raise TypeError(f"a shared state is made of a list of TensorInfo, not of {type(tensor_infos).__name__}")
         require(len(tensor_infos) > 0, "a shared state needs at least one tensor")
         for position, info in enumerate(tensor_infos):
             if not isinstance(info, TensorInfo):

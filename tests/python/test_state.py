@@ -22,7 +22,8 @@ def info(name: Any = "a") -> TensorInfo:
     [
         (lambda: SharedState([]), AssertionError, "at least one tensor"),
         (lambda: SharedState([np.zeros(3)]), TypeError, "entry 0 is a ndarray, not a TensorInfo"),
-        (lambda: SharedState({"a": np.zeros(3)}), TypeError, "entry 0 is a str, not a TensorInfo"),
+        (lambda: SharedState({"a": np.zeros(3)}), TypeError, "made of a list of TensorInfo, not of dict"),
+        (lambda: SharedState(["a"]), TypeError, "entry 0 is a str, not a TensorInfo"),
         (lambda: info(3), TypeError, "the name of a tensor must be a str, not int"),
         (lambda: info("a\0b"), ValueError, "must not contain a zero character"),
         (lambda: TensorInfo.from_numpy([1.0], "w"), TypeError, r"tensor 'w' must be a numpy\.ndarray, not list"),
