@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -253,12 +254,17 @@ class Connection(Membership):
         return f"<Communicator {','.join(map(str, self._endpoints))} group {self._peer_group}: {self._state()}>"
 
     def _begin_spans(self) -> None:
-        path = self.event_file if self._wants_spans else None
-        if path is not None:
-            from pccl._spans import Spans
+        if not self._wants_spans:
+            return
+        path = self.event_file
+        if path is None:
+            text = "spans are made of this peer's events, and none are kept: PCCL_EVENTS or events= is off, or there is no room"
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            return
+        from pccl._spans import Spans
 
-            self._end_spans()
-            self._spans = Spans(path)
+        self._end_spans()
+        self._spans = Spans(path)
 
     def _end_spans(self) -> None:
         spans, self._spans = self._spans, None

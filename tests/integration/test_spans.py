@@ -60,6 +60,13 @@ def test_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert {"pccl.connect", "pccl.joined", "pccl.epoch"} <= names
 
 
+def test_spans_without_events_are_a_warning():
+    with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master), events="off", spans=True) as comm:
+        with pytest.warns(RuntimeWarning, match="PCCL_EVENTS or events= is off") as caught:
+            comm.connect()
+        assert caught[0].filename == __file__
+
+
 @pytest.mark.parametrize(
     ("asked", "environment", "wanted"),
     [
