@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from frame_numbers import TYPES, VERSION, hello_body
-from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
+from peers import ENVIRONMENT, PATIENCE, Background, address_of, admit, form, on_all
 
 from pccl import Communicator, ConnectError, MasterNode, PCCLError, SharedState, TensorInfo, _keys
 from pccl._address import parse_endpoint
@@ -55,9 +55,7 @@ def team(files: Files, count: int) -> Iterator[tuple[MasterNode, list[Communicat
         comms: list[Communicator] = []
         for _ in range(count):
             fresh = stack.enter_context(Communicator(address_of(master), keys=files.peer))
-            joining = Background(lambda comm=fresh: comm.connect(timeout=PATIENCE))
-            on_all(comms, lambda comm, rank: form(comm, len(comms) + 1))
-            joining.result()
+            admit(comms, fresh)
             comms.append(fresh)
         yield master, comms
 
@@ -135,13 +133,8 @@ def test_a_standby_takes_the_run_up(files):
     with ExitStack() as stack:
         masters = [stack.enter_context(MasterNode(one, masters=addresses, keys=files.master)) for one in (first, second)]
         comms = [stack.enter_context(Communicator(addresses, keys=files.peer)) for _ in range(3)]
-        forming = [Background(lambda comm=comm: comm.connect(timeout=PATIENCE)) for comm in comms[1:]]
-        comms[0].connect(timeout=PATIENCE)
-        form(comms[0], 1)
-        while comms[0].world_size < 3:
-            on_all([comm for comm in comms if comm.world_size > 1 or comm is comms[0]], lambda comm, rank: comm.update_topology())
-        for one in forming:
-            one.result()
+        for number, comm in enumerate(comms):
+            admit(comms[:number], comm)
         assert sums(comms, 1000) == [7, 7, 7]
         masters[0].detach()
         masters[0].close()

@@ -17,7 +17,7 @@ def test_thirty_two_members():
     edges = tuple(edge(a, b, 1e6 * (a.uuid.int >> 96) + 1) for a in members for b in members if a is not b)
     diagnosis = Diagnosis((), members, edges, 5.0)
     text = io.StringIO()
-    Console(file=text, width=120).print(links.render(diagnosis))
+    Console(file=text, width=120).print(links.render(diagnosis, str))
     lines = text.getvalue().splitlines()
     assert len(lines) == 1 + links.ROWS_MOST + 1
     assert "960 links" in lines[-1]
@@ -35,7 +35,7 @@ def test_a_link_by_memory_has_no_rate():
     one, other = member(1), member(2)
     diagnosis = Diagnosis((), (one, other), (edge(one, other, 1e6, by_memory=True),), 5.0)
     text = io.StringIO()
-    Console(file=text, width=120).print(links.render(diagnosis))
+    Console(file=text, width=120).print(links.render(diagnosis, str))
     assert text.getvalue().splitlines()[1].split()[:6] == ["00000001", "00000002", "80.0", "-", "2.00%", "-"]
     (plain,) = links.plain(diagnosis)
     assert plain["by_memory"]
@@ -45,4 +45,4 @@ def test_a_link_by_memory_has_no_rate():
 def test_members_that_have_told_nothing_are_counted():
     for count, words in ((1, "one member, which has not reported"), (2, "2 members, which have not reported")):
         members = tuple(member(number) for number in range(count))
-        assert words in str(links.render(Diagnosis((), members, (), 5.0)))
+        assert words in str(links.render(Diagnosis((), members, (), 5.0), str))
