@@ -125,8 +125,8 @@ struct master_run *master_find_run(struct master *master, const struct wire_run 
 struct master_run *master_open_run(struct master *master, const struct wire_run *name);
 // Appends the answer to RUNS: of the run with the name `only`, or of all if that is no name.
 void master_tell_runs(const struct master *master, const struct wire_run *only, struct wire_buffer *out);
-// Refuses the first frame of a connection whose keys are confined to another run than the one that it has named. A
-// newcomer and an operator are told. False: it may go on.
+// Refuses the first frame of a connection whose keys are confined to another run than the one that it has named. All
+// but members that resume are told. False: it may go on.
 bool master_refuse_run(struct master *master, struct conn *conn, const struct wire_header *header);
 // Writes the events of a run into the flight recorder.
 void master_record(struct master *master, const struct master_run *run, const struct actions *actions);

@@ -113,9 +113,9 @@ bool master_refuse_run(struct master *master, struct conn *conn, const struct wi
     char address[64];
     socket_address_format(address, sizeof address, &conn->source);
     LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused %s: %s", address, why);
-    bool operates = header->type == WIRE_REMOVE || header->type == WIRE_STACKS;
-    if (operates || header->type == WIRE_HELLO)
-        wire_encode_text(&conn->out.bytes, (struct wire_header){0}, operates ? WIRE_REMOVED : WIRE_REFUSED, why);
+    if (header->type != WIRE_RESUME)
+        wire_encode_text(&conn->out.bytes, (struct wire_header){0},
+                         header->type == WIRE_HELLO ? WIRE_REFUSED : WIRE_REMOVED, why);
     master_conn_flush(master, conn);
     master_conn_start_closing(master, conn);
     return true;

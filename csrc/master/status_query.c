@@ -73,6 +73,7 @@ static int hear(struct status_query *query, enum wire_type answer, int64_t deadl
                                                     : wire_decode_status_is(body, header.length, out);
             return good ? 0 : -EPROTO;
         }
+        if (next == CONN_FRAME && header.type == WIRE_REMOVED) return -EKEYREJECTED; // the keys are of another run
         if (next != CONN_MORE) return -EPROTO;
         ptrdiff_t got = conn_in_receive(&query->in, query->stream, 0);
         if (got == 0) return conn_in_end(&query->in);

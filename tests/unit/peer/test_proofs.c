@@ -211,7 +211,7 @@ static void test_runs(void) {
             CHECK(far_end_write(stream, frame.bytes, frame.length));
             if (types[k] == WIRE_HELLO)
                 CHECK(hears(stream, WIRE_REFUSED, "its keys are those of run alpha, and it asks for "));
-            if (types[k] == WIRE_REMOVE || types[k] == WIRE_STACKS)
+            else if (types[k] != WIRE_RESUME)
                 CHECK(hears(stream, WIRE_REMOVED, "its keys are those of run alpha, and it asks for "));
             uint8_t more;
             CHECK(!far_end_read(stream, &more, 1)); // nothing else is said
@@ -220,7 +220,8 @@ static void test_runs(void) {
         }
         check_case("a question about run \"%s\"", names[i]->chars);
         struct wire_status_is status;
-        CHECK(status_query_ask(observer, &address, names[i], platform_now_ns() + PATIENCE_MS * MS_NS, &status) != 0);
+        CHECK_EQ(status_query_ask(observer, &address, names[i], platform_now_ns() + PATIENCE_MS * MS_NS, &status),
+                 -EKEYREJECTED);
     }
     check_case("questions about its own run");
     int64_t until_ns = platform_now_ns() + PATIENCE_MS * MS_NS;
