@@ -173,14 +173,37 @@ def judge(recordings: Iterable[Recording], now: float) -> list[Judgement]:
         members.sort(key=lambda member: (member.recording.name, member.recording.short))
         here = _Now(now, all(member.recording.runs is False for member in members))
         sentences = [*_judge_operations(members, here), *_judge_calls(members, here)]
-        found.append(Judgement(members, sentences or [_quiet(members)], not sentences))
+        found.append(Judgement(members, sentences or [_quiet(members, here)], not sentences))
     return sorted(found, key=lambda judgement: (judgement.quiet, not judgement.lives))
 
 
-def _quiet(members: list[Member]) -> str:
+def _quiet(members: list[Member], now: _Now) -> str:
     ended = [member.label for member in members if member.recording.runs is False and not member.recording.closed]
     gone = f"; {together(ended)} ended without closing its communicator" if ended else ""
+    refused = [
+        (float(operation["ended"]), key)
+        for member in members
+        for key, operation in member.operations.items()
+        if operation["error"] == "mismatch"
+    ]
+    for ended, key in sorted(refused)[-1:]:
+        inside = [member for member in members if key in member.operations]
+        said = _disagreement(inside, inside[0], key)
+        return f"No operation is in flight{gone}. The last that was refused ended {now.ago(ended)}. {said}".rstrip()
     return f"No operation is in flight{gone}."
+
+
+def _disagreement(inside: list[Member], one: Member, key: Key) -> str:
+    """A sentence, if members of an operation have not called it as this one does."""
+    mine = one.operations[key]
+    other = next((other for other in inside if _differs(other.operations[key], mine)), None)
+    if other is None:
+        return ""
+    theirs = other.operations[key]
+    return (
+        f"Arguments of number {key[2]} with tag {key[1]} disagree: {one.label} calls {mine['collective']} ({arguments(mine)}), "
+        f"and {other.label} {theirs['collective']} ({arguments(theirs)})."
+    )
 
 
 def _state(member: Member, now: _Now) -> str:
@@ -243,13 +266,8 @@ def _judge_one(members: list[Member], key: Key, now: _Now) -> list[str]:
         f"{now.waits(len(waiting), since)}; {_state(member, now)}."
         for member in missing
     ]
-    other = next((one for one in inside if _differs(one.operations[key], operation)), None)
-    if other is not None:
-        theirs = other.operations[key]
-        sentences.append(
-            f"Arguments of number {key[2]} with tag {key[1]} disagree: {waiting[0].label} calls {operation['collective']} "
-            f"({arguments(operation)}), and {other.label} {theirs['collective']} ({arguments(theirs)})."
-        )
+    disagreement = _disagreement(inside, waiting[0], key)
+    sentences += [disagreement] if disagreement else []
     if not sentences and any(not member.has_entered(key) for member in expected):
         return []  # it began after their recordings were read
     if not sentences and unread:

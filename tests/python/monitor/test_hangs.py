@@ -128,6 +128,14 @@ def test_nothing_hangs():
     assert sentences(recording(1, operation(ended=901.0)), recording(2)) == ["No operation is in flight."]
 
 
+def test_arguments_that_disagreed_are_told_afterwards():
+    refused = operation(2, at=890.0, ended=891.0, error="mismatch")
+    assert sentences(recording(1, operation(1, ended=880.0), refused), recording(2, {**refused, "count": 9})) == [
+        "No operation is in flight. The last that was refused ended 109 s ago. Arguments of number 2 with tag 7 disagree: "
+        "m1 (00000001, process 101) calls all_reduce (4 float, sum), and m2 (00000002, process 102) all_reduce (9 float, sum)."
+    ]
+
+
 def test_what_began_after_a_recording_was_read_is_not_missing_there():
     done, later = operation(1, ended=890.0, at=880.0), operation(2, at=895.0)
     assert sentences(recording(1, done, taken=894.0), recording(2, done, later)) == ["No operation is in flight."]
