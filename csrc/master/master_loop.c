@@ -137,6 +137,7 @@ static void ask_others(struct master *master, struct question *question, const c
         if (transport_dial(master->transport, &master->others[i], &stream) != 0) continue;
         struct conn *conn = master_conn_open(master, stream, CONN_ASKED, MASTER_ASK_MS);
         if (conn == NULL) continue;
+        conn->source = master->others[i];
         conn->question = question;
         question->open++;
         if (name.chars[0] != 0) wire_encode_run(&conn->out.bytes, (struct wire_header){0}, &name);
@@ -202,7 +203,9 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
     char address[64];
     socket_address_format(address, sizeof address, &conn->source);
     if (transport_refused(error))
-        LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused %s: %s", address, transport_why(conn->stream, error));
+        LOG_LIMITED(&master->strangers_log, LOG_WARN, "%s %s: %s",
+                    conn->state == CONN_ASKED ? "cannot ask the other master of the list at" : "refused", address,
+                    transport_why(conn->stream, error));
     master_conn_close(master, conn);
 }
 

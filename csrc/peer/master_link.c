@@ -37,6 +37,7 @@ struct master_link {
     uint64_t data;
     int64_t dial_deadline;
     struct recovery_seek seek;
+    struct log_limit refusal_log;
     const struct cards *cards;      // borrowed
     uint32_t card;                  // that is dialled from
     uint32_t cards_left;            // of a join, to be tried
@@ -56,6 +57,7 @@ struct master_link *master_link_new(int epoll, uint64_t data) {
     struct master_link *m = calloc(1, sizeof *m);
     if (m == NULL) return NULL;
     pthread_mutex_init(&m->lock, NULL);
+    m->refusal_log = (struct log_limit){.lines = 1, .seconds = 10};
     m->epoll = epoll;
     m->data = data;
     m->dial_deadline = INT64_MAX;
@@ -180,7 +182,9 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
     } else if (m->seeking && m->seek.at == 0) {
         change_card(m);
     }
-    if (m->seeking) {
+    if (m->seeking && transport_refused(-error)) {
+        LOG_LIMITED(&m->refusal_log, LOG_ERR, "still seeks a master: %s", text); // that one will not take the run over
+    } else if (m->seeking) {
         if (recovery_seek_tells(&m->seek, now)) LOG(LOG_ERR, "still seeks a master: %s", text);
     } else if (more) {
         dial(m, now);

@@ -205,6 +205,34 @@ def test_the_holder_of_a_dropped_secret(files, tmp_path):
         assert [comm.world_size for comm in comms] == [2, 2]
 
 
+STRANGE_STANDBY = """
+import sys
+from pccl import Communicator, ConnectionFailedError, MasterNode
+first, standby, keys, others, peer = sys.argv[1:]
+masters = f"{first},{standby}"
+with MasterNode(first, masters=masters, keys=keys) as master, MasterNode(standby, masters=masters, keys=others):
+    with Communicator(masters, keys=peer, master_recovery_limit=1) as comm:
+        comm.connect()
+        master.detach()
+        master.close()
+        try:
+            comm.update_topology()
+        except ConnectionFailedError:
+            print("lost")
+"""
+
+
+def test_a_standby_with_other_keys_is_named(files, tmp_path):
+    """The first master says so when it asks the standby, and a member when it looks for another master."""
+    others = Files(tmp_path / "other")
+    first, standby = (f"127.0.0.1:{port}" for port in free_ports(2))
+    command = [sys.executable, "-c", STRANGE_STANDBY, first, standby, files.master, others.master, files.peer]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout == "lost\n"
+    assert f"cannot ask the other master of the list at {standby}: its keys" in done.stderr
+    assert f"still seeks a master: cannot trust the master at {standby}: its keys" in done.stderr
+
+
 # ---- what does not fit ----
 
 
