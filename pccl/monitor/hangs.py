@@ -186,10 +186,10 @@ def _quiet(members: list[Member], now: _Now) -> str:
         for key, operation in member.operations.items()
         if operation["error"] == "mismatch"
     ]
-    for ended, key in sorted(refused)[-1:]:
+    for at, key in sorted(refused)[-1:]:
         inside = [member for member in members if key in member.operations]
         said = _disagreement(inside, inside[0], key)
-        return f"No operation is in flight{gone}. The last that was refused ended {now.ago(ended)}. {said}".rstrip()
+        return f"No operation is in flight{gone}. The last refused operation ended {now.ago(at)}. {said}".rstrip()
     return f"No operation is in flight{gone}."
 
 

@@ -131,7 +131,7 @@ def test_nothing_hangs():
 def test_arguments_that_disagreed_are_told_afterwards():
     refused = operation(2, at=890.0, ended=891.0, error="mismatch")
     assert sentences(recording(1, operation(1, ended=880.0), refused), recording(2, {**refused, "count": 9})) == [
-        "No operation is in flight. The last that was refused ended 109 s ago. Arguments of number 2 with tag 7 disagree: "
+        "No operation is in flight. The last refused operation ended 109 s ago. Arguments of number 2 with tag 7 disagree: "
         "m1 (00000001, process 101) calls all_reduce (4 float, sum), and m2 (00000002, process 102) all_reduce (9 float, sum)."
     ]
 
