@@ -1,6 +1,6 @@
-// Which connection is dropped when too many have not said yet what they are for: among those that have shown least of
-// who they are, the oldest from the address that has most of them. So nobody who only opens connections, or repeats
-// what others have said, drops a process that has keys. Pure.
+// Choice of the connection that is dropped when too many have not said yet what they are for: among those that have
+// shown least of who they are, the oldest from the address that has most of them. So silent connections never drop one
+// whose handshake is under way, and those without keys never drop one that has proved who it is. Pure.
 #ifndef PCCL_NET_STRANGERS_H
 #define PCCL_NET_STRANGERS_H
 
