@@ -423,8 +423,7 @@ MUTANTS: list[Mutant] = [
         file="ops/call_table_signals.c",
         old="    keep(table, retained, op, result);\n    acknowledge(table, op, true);",
         new="    free(retained);\n    driver->put(driver->context, result);\n    acknowledge(table, op, true);",
-        first=25500,
-        seeds=200,
+        test="ops/test_call_table.c",
     ),
     Mutant(
         name="retry_ends",  # an op in retry mode ends with a loss as any other
@@ -558,9 +557,7 @@ MUTANTS: list[Mutant] = [
         old="if (op->parent == NULL && op->args.subgroup == NULL && "
         "call_table_take_mismatch(table, op, call_table_counted_loss(table, op)))",
         new="if (op->phase == OP_ENDED)",
-        first=501,
-        faults=CANCEL | MISUSE | BREAK,
-        seeds=1000,
+        test="ops/test_call_table.c",
     ),
     Mutant(
         name="newcomers_meet_old_verdicts",  # a member takes a verdict on an operation of the dead for one of its next

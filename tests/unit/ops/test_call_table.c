@@ -291,6 +291,30 @@ static void test_two_mismatches(void) {
     end();
 }
 
+static void test_queued(void) {
+    begin();
+    check_case("an op that was never moved ends with the mismatch of an epoch in between, as it has for the others");
+    enter(1, 3);
+    call_table_links_ready(&table);
+    struct op *op = post(1, LARGE, false), other = {.name = {2, 1, 1, 0, 0}};
+    op->phase = OP_QUEUED;
+    said[0] = '\0';
+    verdict(WIRE_VERDICT_MISMATCH, &other);
+    check_said("");
+    enter(3, 3);
+    check_said("end 1: 3 ");
+    free(take(op).contributors);
+    check_case("without one it begins in the next epoch");
+    call_table_links_ready(&table);
+    op = post(1, LARGE, false);
+    op->phase = OP_QUEUED;
+    said[0] = '\0';
+    enter(4, 3);
+    call_table_links_ready(&table);
+    check_said("start 1.0 ");
+    end();
+}
+
 // ---- over lists ----
 
 static void check_lost(struct op *op, uint64_t epoch, const char *who) {
@@ -468,6 +492,7 @@ int main(void) {
     test_mismatch();
     test_cancel();
     test_two_mismatches();
+    test_queued();
     test_list_lost();
     test_list_goes_on();
     test_list_root();
