@@ -398,8 +398,8 @@ class Connection(Membership):
             ticket = self._finish("pcclConnect", "pccl_begin_connect", deadline=deadline)
         except PCCLTimeoutError as error:
             waits = self._unfinished["pcclConnect"].waits_for()
-            waits = waits or "not admitted yet: newcomers wait until all members call update_topology; "
-            error.detail = f"{waits}connect again to wait on"
+            text = "not admitted yet: newcomers wait until all members call update_topology, and spares until a member is gone; "
+            error.detail = f"{waits or text}connect again to wait on"
             raise
         except PCCLError as error:
             if error.result in (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED, Result.INTERNAL_ERROR):

@@ -96,6 +96,17 @@ def test_a_spare_has_the_state_before_it_is_needed(monkeypatch, tmp_path):
                 member.kill()
 
 
+def test_the_timeout_of_a_spare_says_what_it_waits_for():
+    with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master), max_members=1) as comm:
+        comm.connect()
+        with Communicator(address_of(master), max_members=1) as spare:
+            with pytest.raises(pccl.PCCLTimeoutError, match=r"not admitted yet: .*, and spares until a member is gone"):
+                spare.connect(timeout=0.2)
+            comm.close()
+            spare.connect(timeout=PATIENCE)
+            assert spare.world_size == 1
+
+
 def test_waiting_for_the_minimum_ends_with_an_error_on_all():
     with MasterNode("127.0.0.1:0") as master:
         with Communicator(address_of(master), min_members=2, min_members_timeout=0.1) as comm:
