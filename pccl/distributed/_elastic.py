@@ -229,6 +229,14 @@ class Elastic:
         lost = [one.commit_step(group.communicator, seconds) for one in self._data()]
         return any(lost)
 
+    def _commit(self) -> bool:
+        """Commits the samples between two calls of `sync`. Returns whether a member was lost, whose samples others get then."""
+        group = group_of_all("Elastic")
+        lost = self._commit_data(group, group._timeout)
+        if lost:
+            self._deal_data(group, group._timeout)
+        return lost
+
     def _deal_data(self, group: ProcessGroup, seconds: float, *, keeps_open: bool = True) -> None:
         """Deals out the samples that are left among the members who are there now."""
         for one in self._data():

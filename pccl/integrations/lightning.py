@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import torch.distributed as dist
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils._pytree import tree_leaves
@@ -58,6 +59,12 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # without types
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets newcomers in."""
         self.sync()
+        _measure(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Commits the samples of the step. If a member was lost, the epoch goes on with what it has left."""
+        if self._elastic is not None and self._elastic._commit():
+            _measure(trainer)
 
     def sync(self) -> bool:
         """Lets newcomers in; at a newcomer, joins. Returns True if the membership changed since the last call.
@@ -75,6 +82,21 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # without types
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
+
+
+def _measure(trainer: Trainer) -> None:
+    """Tells Lightning how many batches this epoch has, which it counts once, when the training starts."""
+    loop = trainer.fit_loop
+    fetcher = loop._data_fetcher
+    limit = trainer.limit_train_batches
+    if fetcher is None or fetcher.length is None or not isinstance(limit, float) or limit < 1:
+        return
+    for number, loader in enumerate(fetcher.combined_loader.flattened):
+        if elastic_samplers(loader):
+            fetcher.combined_loader.limits[number] = len(loader)
+    fetcher.length = loop.max_batches = sized_len(fetcher.combined_loader)
+    fetcher.done = fetcher.fetched >= fetcher.length
+    loop.epoch_loop.batch_progress.is_last_batch = fetcher.done
 
 
 def _renumber() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -234,3 +235,15 @@ def test_torchft_trains_by_its_own_tests(tmp_path):
 def test_each_program_is_in_the_table():
     programs = {path.name for path in Path(jobs.PROGRAMS).glob("*.py")} - {"common.py", "torchft_plugin.py"}
     assert programs == {case.program for case in CASES}.union(program for program, _ in FIXED.values())
+
+
+def test_lightning_reads_what_a_lost_member_has_left(tmp_path):
+    """Three steps with three members, then two read the rest of the first epoch, and the second one."""
+    if util.find_spec("lightning") is None:
+        pytest.skip("not installed")
+    program = Path(__file__).parent / "programs" / "lightning_data.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3"]
+    command += ["-m", "pccl.distributed.run", str(program), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=jobs.LIMIT)
+    told = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert told == [{"counts": {"6": 42, "5": 18}, "remaining": 0}] * 2
