@@ -10,7 +10,9 @@ enum { GATHER_LOG_MS = 10000 }; // between two lines of the log, and two to whoe
 
 const char GATHER_WRONG_SECRET[] = "its secret is not that of the run; start the peer again to join as a new one";
 const char GATHER_ANOTHER_RUN[] = "this master now serves another run";
-static const char STANDBY[] = "this master is a standby without a run; start new runs at the first master of the list";
+static const char STANDBY[] =
+    "no run is under way: it has ended, or has not begun; this master is a standby, and new runs begin at the first "
+    "master of the list";
 static const char NO_ROOM[] = "has no place for another peer that waits for a lost run";
 static const char ALL_TAKEN[] = "members that wait for a lost run take all places";
 

@@ -7,7 +7,8 @@
 #include "pccl.h"
 
 static const char NO_RUN[] =
-    "no run is under way, and this peer may only join one; start a peer that may begin a run first";
+    "no run is under way: it has ended, or has not begun; this peer may only join one, so start a peer that may begin "
+    "a run first";
 
 // The slot is as if it had never been used.
 static void close_group(struct run *run, uint32_t slot) {
