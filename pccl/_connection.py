@@ -44,7 +44,7 @@ from pccl._reduces import Reaper
 from pccl._stacks import Watch
 from pccl._state import SharedState
 from pccl._tensors import RoomPool, require_kind
-from pccl._waits import NOT_JOINED, master_patience, may_begin, tell_supervisor
+from pccl._waits import IN_RUN, NOT_JOINED, master_patience, may_begin, tell_supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -184,9 +184,12 @@ class Connection(Membership):
                     break
                 try:
                     self._attempt(deadline, join_only)
-                    return
                 except ConnectError as error:
                     failure = error
+                else:
+                    if join_only:
+                        tell_supervisor(IN_RUN)
+                    return
                 if deadline.passed():
                     raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", failure.detail)
                 deadline.sleep(PAUSE_SECONDS)

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 
 from pccl._master import RunState, run_state
 from pccl._processes import ENDING, SUPERVISED, how_ended, prepare_child
-from pccl._waits import LEFT, LEFT_STATUS, LEFT_STATUS_VARIABLE, NOT_JOINED, PIPE_VARIABLE, left_status, tell_supervisor
+from pccl._waits import IN_RUN, LEFT, LEFT_STATUS, LEFT_STATUS_VARIABLE, NOT_JOINED, PIPE_VARIABLE, left_status, tell_supervisor
 
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 _KEPT = "PCCL_LAUNCHER_ENVIRONMENT"
@@ -188,7 +188,7 @@ class Child:
             self.left = True
         elif word.startswith(KEYS.encode()):
             self.keys = os.fsdecode(word.removeprefix(KEYS.encode()))
-        elif word and word != NOT_JOINED.encode():
+        elif word and word not in (IN_RUN.encode(), NOT_JOINED.encode()):
             self.masters = word.decode()
 
 

@@ -24,6 +24,9 @@ LEFT = "left"
 NOT_JOINED = "not joined"
 """What a program tells its supervisor when it may only join a run, and could not."""
 
+IN_RUN = "in the run"
+"""Likewise, when it could."""
+
 PATIENCE_VARIABLE = "PCCL_CONNECT_TIMEOUT_S"
 
 

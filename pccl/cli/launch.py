@@ -23,7 +23,16 @@ from pccl._credentials import VARIABLES, environment_has_some
 from pccl._errors import PCCLError, Result
 from pccl._own_keys import INSECURE_VARIABLE, local_master, why_plain
 from pccl._processes import Fleet, Output, Process, how_ended
-from pccl._waits import JOIN_VARIABLE, LEFT, LEFT_STATUS, LEFT_STATUS_VARIABLE, NOT_JOINED, PATIENCE_VARIABLE, PIPE_VARIABLE
+from pccl._waits import (
+    IN_RUN,
+    JOIN_VARIABLE,
+    LEFT,
+    LEFT_STATUS,
+    LEFT_STATUS_VARIABLE,
+    NOT_JOINED,
+    PATIENCE_VARIABLE,
+    PIPE_VARIABLE,
+)
 
 GRACE_SECONDS = 10.0
 """How long peers that were told to end may take, before they are killed."""
@@ -298,10 +307,13 @@ class Launch:
         self._numbers[self._fleet.start(self._command, environment, *takes, told=words, tells=tells)] = number
 
     def _hear(self, number: int, words: list[bytes]) -> None:
-        if LEFT.encode() in words:
-            self._left.add(number)
-        if NOT_JOINED.encode() in words:
-            self._outside.add(number)
+        for word in words:
+            if word == LEFT.encode():
+                self._left.add(number)
+            elif word == NOT_JOINED.encode():
+                self._outside.add(number)
+            elif word == IN_RUN.encode():
+                self._outside.discard(number)
 
     @staticmethod
     def _print(printer: Printer, prefix: bytes, lines: list[bytes]) -> None:

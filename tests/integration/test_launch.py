@@ -186,6 +186,34 @@ def test_a_replacement_that_comes_too_late_is_no_failure(launch, tmp_path):
     assert "pccl launch: peer 1 could not join the run" in "".join(one.lines)
 
 
+def test_a_replacement_that_fails_after_it_has_joined_is_a_failure(launch, tmp_path):
+    """Also if it could not join at first."""
+    program = """
+        import pccl
+        begun, joined = sys.argv[1:]
+        comm = pccl.Communicator(os.environ["PCCL_MASTER"])
+        if os.environ.get("PCCL_JOIN") == "1":
+            while not os.path.exists(begun):
+                time.sleep(0.02)
+            try:
+                pccl.Communicator("127.0.0.1:9").connect(n_attempts=1)
+            except pccl.ConnectError:
+                comm.connect()
+                open(joined, "w")
+                os._exit(7)
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.connect()
+        open(begun, "w")
+        while not os.path.exists(joined):
+            comm.update_topology()
+            time.sleep(0.02)
+    """
+    one = launch(program, str(tmp_path / "begun"), str(tmp_path / "joined"), options=("--nproc", "2", "--restart", "1"))
+    assert one.end() == 7
+    assert "pccl launch: peer 1 failed with status 7" in "".join(one.lines)
+
+
 def test_restarts_end(launch):
     program = """
         print("begins")
