@@ -108,7 +108,7 @@ void master_conn_drop_stranger(struct master *master) {
     uint64_t highest = 0;
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         const struct conn *conn = &master->conns[i];
-        if (conn->state == CONN_ANONYMOUS) strangers.counts[shown(conn)][conn->from]++;
+        if (conn->state == CONN_ANONYMOUS) strangers_count(&strangers, shown(conn), conn->from);
     }
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         struct conn *conn = &master->conns[i];

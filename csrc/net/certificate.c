@@ -7,7 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NAME_BYTES = 160 };
+enum {
+    NAME_BYTES = 160,
+    HANDSHAKE_BYTES = 256 << 10, // more than OpenSSL takes of one side
+};
 
 // ---- dates ----
 
@@ -144,7 +147,7 @@ static SSL *end_of(SSL_CTX *context, const struct certificate_identity *identity
 
 static bool meet(SSL *dials, SSL *accepts) {
     BIO *one, *other;
-    if (BIO_new_bio_pair(&one, 0, &other, 0) != 1) return false;
+    if (BIO_new_bio_pair(&one, HANDSHAKE_BYTES, &other, HANDSHAKE_BYTES) != 1) return false;
     SSL_set_bio(dials, one, one);
     SSL_set_bio(accepts, other, other);
     SSL_set_connect_state(dials);
@@ -169,7 +172,7 @@ const char *certificate_problem(const struct certificate_identity *identity) {
     ERR_set_mark();
     SSL_CTX *context = SSL_CTX_new(TLS_method());
     bool good = context != NULL && SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1 &&
-                SSL_CTX_set_num_tickets(context, 0) == 1;
+                SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) == 1 && SSL_CTX_set_num_tickets(context, 0) == 1;
     SSL *dials = good ? end_of(context, identity, &unsuitable) : NULL;
     SSL *accepts = good ? end_of(context, identity, &unsuitable) : NULL;
     bool taken = dials != NULL && accepts != NULL, met = taken && meet(dials, accepts);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/platform.h"
 #include "net/certificate.h"
 
 enum {
@@ -43,7 +44,8 @@ struct certificates {
     pthread_mutex_t lock; // of everything below
     char *paths[FILES];   // cert, key, ca
     struct mark marks[FILES];
-    bool early; // the certificate that was read last is valid from a later time on, and so is not in use
+    int64_t read_ns; // when the files were read last
+    bool early;      // the certificate was valid from a later time on, and so is not in use
     struct reading now;
     unsigned roles; // of the certificate when it was loaded
     uint8_t signers[MOST_SIGNERS][ED25519_KEY];
@@ -198,9 +200,9 @@ static bool take_paths(struct certificates *c, const struct certificates_paths *
 // needs the run and roles of the one in use.
 static bool judge_own(const struct certificates *c, const struct reading *read, char reason[KEYS_REASON_BYTES]) {
     char whose[KEYS_REASON_BYTES / 2];
-    const char *problem = certificate_problem(&(struct certificate_identity){read->leaf, read->key, read->chain});
     snprintf(whose, sizeof whose, "the certificate in %s", c->paths[0]);
     if (certificate_out_of_date(read->leaf, whose, reason)) return false;
+    const char *problem = certificate_problem(&(struct certificate_identity){read->leaf, read->key, read->chain});
     if (problem != NULL)
         snprintf(reason, KEYS_REASON_BYTES, "%s cannot be used with TLS: %s", whose, problem);
     else if (certificate_roles(read->leaf, read->leaf, reason) == 0)
@@ -255,8 +257,10 @@ static void refresh(struct certificates *c, enum log_level *level, char text[KEY
     text[0] = '\0';
     look(c, marks);
     bool changed = memcmp(marks, c->marks, sizeof marks) != 0;
-    if (!changed && !c->early) return;
+    int64_t now_ns = platform_now_ns();
+    if (!changed && (!c->early || now_ns - c->read_ns < SECOND_NS)) return; // others may connect as often as they like
     memcpy(c->marks, marks, sizeof marks);
+    c->read_ns = now_ns;
     bool good = read_files(c, &fresh, text) && judge_own(c, &fresh, text);
     c->early = !good && fresh.authorities != NULL && X509_cmp_current_time(X509_get0_notBefore(fresh.leaf)) > 0;
     if (!good && !changed) text[0] = '\0'; // it was said before

@@ -1,6 +1,7 @@
-// Choice of the connection that is dropped when too many have not said yet what they are for: among those that have
-// shown least of who they are, the oldest from the address that has most of them. So silent connections never drop one
-// whose handshake is under way, and those without keys never drop one that has proved who it is. Pure.
+// Chooses which connection is dropped when too many have not said yet what they are for. Whoever comes from an address
+// that has more than a quarter of them goes first, so that one host drops nobody else. Then go those that have shown
+// least of who they are: whoever only opens connections, or repeats what others have said, drops no process that has
+// keys. Of equals, the oldest from the address that has most of them. Pure.
 #ifndef PCCL_NET_STRANGERS_H
 #define PCCL_NET_STRANGERS_H
 
@@ -10,13 +11,16 @@
 #include "net/socket.h"
 #include "net/transport.h"
 
-enum { STRANGERS_ADDRESSES = 256 }; // slots: addresses may share one
+enum {
+    STRANGERS_ADDRESSES = 256, // slots: addresses may share one
+    STRANGERS_CROWD = 4,       // an address with more than one of so many is a crowd
+};
 
 enum strangers_shown { STRANGERS_NOTHING, STRANGERS_BYTES, STRANGERS_PROOF, STRANGERS_KINDS };
 
-// How many connections have shown as much, by the slot of their address. All 0 at first.
+// How many connections there are, by what they have shown and the slot of their address. All 0 at first.
 struct strangers {
-    uint32_t counts[STRANGERS_KINDS][STRANGERS_ADDRESSES];
+    uint32_t counts[STRANGERS_KINDS][STRANGERS_ADDRESSES], of_slot[STRANGERS_ADDRESSES], all;
 };
 
 static inline uint8_t strangers_slot(const struct wire_address *address) {
@@ -29,9 +33,16 @@ static inline enum strangers_shown strangers_shown(const struct transport *strea
     return bytes ? STRANGERS_BYTES : STRANGERS_NOTHING;
 }
 
+static inline void strangers_count(struct strangers *strangers, enum strangers_shown shown, uint8_t slot) {
+    strangers->counts[shown][slot]++;
+    strangers->of_slot[slot]++;
+    strangers->all++;
+}
+
 // Returns which of them are dropped first: those with the highest rank. All of them have been counted.
 static inline uint64_t strangers_rank(const struct strangers *strangers, enum strangers_shown shown, uint8_t slot) {
-    return (uint64_t)(STRANGERS_KINDS - shown) << 32 | strangers->counts[shown][slot];
+    bool crowd = strangers->of_slot[slot] > strangers->all / STRANGERS_CROWD;
+    return (uint64_t)crowd << 40 | (uint64_t)(STRANGERS_KINDS - shown) << 32 | strangers->counts[shown][slot];
 }
 
 #endif

@@ -39,14 +39,11 @@ static struct connection *find_surplus(const struct wireup *w, enum connection_s
     struct strangers strangers = {0};
     struct connection *first = NULL;
     uint64_t highest = 0;
-    uint32_t count = 0;
     for (uint32_t i = 0; i < w->slot_count; i++) {
         const struct connection *c = w->slots[i];
-        if (!is_strange(c, state)) continue;
-        count++;
-        strangers.counts[strangers_shown(c->stream, c->asked)][c->from]++;
+        if (is_strange(c, state)) strangers_count(&strangers, strangers_shown(c->stream, c->asked), c->from);
     }
-    if (count < most) return NULL;
+    if (strangers.all < most) return NULL;
     for (uint32_t i = 0; i < w->slot_count; i++) {
         struct connection *c = w->slots[i];
         if (!is_strange(c, state)) continue;
@@ -60,12 +57,18 @@ static struct connection *find_surplus(const struct wireup *w, enum connection_s
 
 // Drops a connection of a state when there are `most` of them.
 static void make_room(struct wireup *w, enum connection_state state, uint32_t most) {
-    struct connection *c = find_surplus(w, state, most);
-    if (c == NULL) return;
-    uint32_t slot = c->slot, serial = c->serial;
-    if (state == AWAIT_HELLO) take_hello(w, c); // it may have come since
-    c = w->slots[slot];
-    if (c != NULL && c->serial == serial && c->state == state) wireup_connection_free(w, c);
+    for (bool again = false;; again = true) {
+        struct connection *c = find_surplus(w, state, most);
+        if (c == NULL) return;
+        uint32_t slot = c->slot, serial = c->serial;
+        enum strangers_shown before = strangers_shown(c->stream, c->asked);
+        if (state == AWAIT_HELLO) take_hello(w, c); // it may have come since
+        c = w->slots[slot];
+        if (c == NULL || c->serial != serial || c->state != state) return;
+        if (!again && strangers_shown(c->stream, c->asked) > before) continue; // it may not be the first any more
+        wireup_connection_free(w, c);
+        return;
+    }
 }
 
 // Sends the ACK. When it is out, the connection is a link, or measured.

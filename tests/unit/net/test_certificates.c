@@ -109,6 +109,12 @@ static void test_files(void) {
     REQUIRE(file != NULL && fputs(garbage[2], file) >= 0 && fclose(file) == 0);
     check_reason(&files, "damaged");
     certificate_write(files.ca, trusted);
+    check_case("a long chain: 150 certificates behind the one of the process");
+    X509 *chain[152] = {leaf.certificate};
+    for (size_t i = 1; i < 151; i++) chain[i] = authority.certificate;
+    certificate_write(files.cert, chain);
+    check_reason(&files, NULL);
+    certificate_write(files.cert, (X509 *const[]){leaf.certificate, NULL});
     check_case("a key of another certificate");
     certificate_write_key(files.key, other.key);
     check_reason(&files, "not the key of the certificate");

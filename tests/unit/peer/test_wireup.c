@@ -227,6 +227,26 @@ int main(void) {
     CHECK(is_up(wireup));
     transport_free(honest);
 
+    check_case("a silent member of another address, when all of the flood have begun to speak");
+    honest = dial_from(1, port);
+    turn(wireup, epoll);
+    for (int i = 0; i < STRANGERS; i++) {
+        transport_free(strangers[i]);
+        strangers[i] = dial_from(2, port);
+        say_hello_from(strangers[i], 0, 1);
+        if (i % 50 == 0) turn(wireup, epoll);
+    }
+    turn(wireup, epoll);
+    say_hello(honest);
+    turn(wireup, epoll);
+    CHECK(is_up(wireup));
+    transport_free(honest);
+    for (int i = 0; i < STRANGERS; i++) {
+        transport_free(strangers[i]);
+        strangers[i] = dial_from(2, port);
+        if (i % 50 == 0) turn(wireup, epoll);
+    }
+
     check_case("of the same address, it has said hello when its turn to go comes");
     honest = dial_from(2, port);
     turn(wireup, epoll);
