@@ -75,7 +75,7 @@ def parse_endpoint(address: str) -> Endpoint:
 
 def run_address(given: str | None) -> str:
     """Returns the address that a program gives, or that of PCCL_MASTER for None. ArgumentError: there is neither."""
-    address = os.environ.get("PCCL_MASTER") if given is None else given
+    address = (os.environ.get("PCCL_MASTER") or None) if given is None else given
     if address is None:
         raise ArgumentError("the address of the master is missing; pass host:port, or set PCCL_MASTER")
     return address

@@ -205,7 +205,7 @@ def _start(name: str, linger: float) -> subprocess.Popen[bytes]:
     """
     own = "import json, os, sys; os.setsid(); os.chdir('/'); os.closerange(3, 1 << 16)"
     code = f"{own}; sys.path[:] = json.loads(sys.argv.pop(1)); from pccl._holder import main; main()"
-    command = [sys.executable, "-c", code, json.dumps(sys.path), name, repr(linger)]
+    command = [sys.executable, "-P", "-c", code, json.dumps(sys.path), name, repr(linger)]
     devnull = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=devnull, stdout=devnull, stderr=devnull, close_fds=False)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import json
 import os
 import selectors
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
@@ -31,6 +33,12 @@ SUPERVISED = frozenset((*PASSED_ON, signal.SIGCHLD, signal.SIGALRM))
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None)
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    """Returns a command that runs `code` in this interpreter. It imports what this process does, not what its directory has."""
+    start = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1))"
+    return [sys.executable, "-P", "-c", f"{start}; {code}", json.dumps(sys.path), *arguments]
 
 
 def die_with_parent(parent: int) -> None:

@@ -75,7 +75,7 @@ class Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the command that the first argument names. UsageError: there is none; a similar one is named."""
         similar = difflib.get_close_matches(args[0], COMMANDS, 1)
-        if args[0] not in COMMANDS and similar:
+        if args[0] not in COMMANDS and similar and not ctx.resilient_parsing:
             ctx.fail(f"there is no command {args[0]!r}; did you mean {similar[0]!r}?")
         return super().resolve_command(ctx, args)
 

@@ -26,6 +26,7 @@ from rich.table import Table
 import pccl
 from pccl._loader import _C
 from pccl._log import LEVELS, NOTICE
+from pccl._processes import python
 from pccl.cli import top
 
 DTYPES = ["uint8", "int8", "int16", "uint16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]
@@ -88,7 +89,7 @@ def _spawn(plan: Plan, address: str, rank: int, folder: str) -> subprocess.Popen
     task = json.dumps({"plan": asdict(plan), "address": address, "rank": rank, "folder": folder})
     output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
     environment = {"PCCL_LOG_LEVEL": "WARN", **os.environ}
-    return subprocess.Popen([sys.executable, "-c", PEER, task], stdout=output, text=True, env=environment)
+    return subprocess.Popen(python(PEER, task), stdout=output, text=True, env=environment)
 
 
 def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "", insecure: bool = False, **files: Any) -> Iterator[Row]:

@@ -195,7 +195,7 @@ def _reduce(_access: Access) -> Iterator[Finding]:
     for text in tried.warnings:
         seen, _, advice = text.partition("; ")
         yield Finding("trial", "warning", seen, advice or "docs/troubleshooting.md has causes")
-    if tried.event_file is None and os.environ.get("PCCL_EVENTS") != "off" and not tried.warnings:
+    if not tried.keeps_events and not tried.warnings:
         advice = "make room in /dev/shm (docker run --shm-size 64m), or set PCCL_EVENTS to a directory"
         yield Finding("trial", "warning", "no file can be made for the events of a process, which `pccl dump` shows", advice)
 

@@ -55,8 +55,8 @@ class RestartCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Gives it the number; words behind the program are the program's."""
         at = 0
-        while at < len(args) and args[at].startswith("-"):
-            alone = "=" in args[at] or args[at] in ("-m", "--help", "--")
+        while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
+            alone = "=" in args[at] or args[at] in ("-m", "--help")
             if args[at] == "--restart" and not "".join(args[at + 1 : at + 2]).lstrip("-").isdigit():
                 args[at] = f"--restart={RESTARTS}"
                 alone = True
@@ -149,7 +149,7 @@ def command(
     arguments = list(program[1:])
     if arguments[:1] == ["--"]:
         del arguments[0]
-    if not module and not os.path.exists(program[0]):
+    if not module and not program[0].startswith("-") and not os.path.exists(program[0]):
         advice = (
             "PROGRAM is the Python program itself, as in `pccl launch train.py`" if shutil.which(program[0]) else "check its path"
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import click
 
+from pccl._processes import python
 from pccl.lab.ranges import Range
 from pccl.master import serve, serve_in_background
 from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_CHOICES, default_address
@@ -129,7 +130,9 @@ def _page_command(web: str, address: str, masters: str | None, paths: Mapping[st
     reached = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
     own = f"{reached}:{port}"
     others = [one for one in (masters or "").split(",") if one and one not in (own, address)]
-    words = [sys.executable, "-m", "pccl", "web", "--master", ",".join([own, *others]), "--listen", web]
+    words = python(
+        "from pccl.cli import main; main(prog_name='pccl')", "web", "--master", ",".join([own, *others]), "--listen", web
+    )
     for name, path in paths.items():
         words += [f"--{name}", path] if path else []
     return [*words, *(["--insecure"] if insecure else [])]

@@ -11,12 +11,13 @@ import json
 import os
 import re
 import subprocess
-import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pccl
+from pccl._processes import python
 
 SECONDS = 30.0
 """What a trial may take. A connection that fails is tried for about five seconds."""
@@ -25,6 +26,9 @@ COUNT = 1 << 18
 """Elements that are reduced: 1 MiB, so that peers share memory where they can."""
 
 PROGRAM = "from pccl.cli.trial import main; main()"
+
+EVENT_FILE_BYTES = 4096 + (16384 << 7)
+"""Of one communicator, where PCCL_EVENTS names a place."""
 
 HARMLESS = ("PCCL_KEYS", "PCCL_CERT", "PCCL_KEY", "PCCL_CA")
 """Variables that another check reads. The trial stays on loopback, without keys."""
@@ -45,26 +49,28 @@ class Trial(NamedTuple):
     warnings: tuple[str, ...]  # what else it warns of
     failure: str  # "": the peers have reduced
     milliseconds: float
-    event_file: str | None  # None: this machine keeps no events of processes
+    keeps_events: bool  # a file for the events of a process can be made, or none is wanted
 
 
 def run() -> Trial:
     """Makes a trial with the environment of this process. No way of failing raises an error."""
     environment = {name: value for name, value in os.environ.items() if name not in HARMLESS}
-    if environment.get("PCCL_LOG_LEVEL", "").upper() in ("", "FATAL", "NONE"):
+    events = environment.pop("PCCL_EVENTS", "")  # the files of the trial would stay there
+    unwritable = _why_unwritable(events) if events not in ("", "off") else ""
+    if environment.get("PCCL_LOG_LEVEL", "").upper() in ("", "ERR", "FATAL", "NONE"):
         environment["PCCL_LOG_LEVEL"] = "WARN"
-    command = [sys.executable, "-c", PROGRAM]
+    command = python(PROGRAM)
     try:
         ended = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return Trial((), (), f"the peers have not reduced within {SECONDS:g} s", 0.0, None)
+        return Trial((), (), f"the peers have not reduced within {SECONDS:g} s", 0.0, True)
     except OSError as error:
-        return Trial((), (), f"no process can be started: {error.strerror}", 0.0, None)
+        return Trial((), (), f"no process can be started: {error.strerror}", 0.0, True)
     lines = dict.fromkeys(match.groups() for match in map(LINE.fullmatch, ended.stderr.splitlines()) if match)
     settings = [text for component, text in lines if component == "config" or text.startswith("PCCL_")]
-    others = [text for _, text in lines if text not in settings]
+    others = [text for _, text in lines if text not in settings] + ([unwritable] if unwritable else [])
     try:
         told = json.loads(ended.stdout)
     except ValueError:
@@ -72,7 +78,20 @@ def run() -> Trial:
         told = {"setting": "", "failure": f"exit status {ended.returncode}: {last}", "milliseconds": 0.0, "event_file": None}
     if told["setting"]:
         settings.append(told["setting"])
-    return Trial(tuple(settings), tuple(others), told["failure"], told["milliseconds"], told["event_file"])
+    return Trial(tuple(settings), tuple(others), told["failure"], told["milliseconds"], bool(events or told["event_file"]))
+
+
+def _why_unwritable(path: str) -> str:
+    """Returns why a file of events cannot be made in this place; "": it can."""
+    directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    if "%" in directory:  # may contain the name of a peer
+        return ""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, EVENT_FILE_BYTES)
+    except OSError as error:
+        return f"cannot write events to {path}: {error.strerror}; set PCCL_EVENTS to a path with %p, or to a directory"
+    return ""
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import signal
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from rich.text import Text
 
 from pccl._files import open_log_file
 from pccl._own_keys import local_master
-from pccl._processes import Fleet, Process, how_ended
+from pccl._processes import Fleet, Process, how_ended, python
 from pccl._waits import JOIN_VARIABLE
 
 LINES = 20
@@ -101,7 +100,7 @@ class Run:
         joins = peer.number == self._newcomer
         environment = {**run, "PCCL_PEERS": str(self._count), "PCCL_PEER": str(peer.number)}
         environment |= {JOIN_VARIABLE: "1" if joins else "0"}
-        command = [sys.executable, "-m", "pccl.demo.train", f"--steps={self._steps}", f"--seed={self._seed}"]
+        command = python("from pccl.demo.train import main; main()", f"--steps={self._steps}", f"--seed={self._seed}")
         command += ["--stand-by"] if joins else []
         process = fleet.start(command, {**os.environ, **environment}, functools.partial(self._take, peer, log))
         self._processes[process] = peer

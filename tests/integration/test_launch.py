@@ -51,6 +51,18 @@ def test_options_for_the_members_reach_the_peers(launch):
     launched.expect(r"\[0\] lo 1 4")
 
 
+@pytest.mark.parametrize(
+    "program", [["-c", "import sys; print(sys.argv[1:])"], ["-X", "dev", "PATH"], ["-O", "PATH"]], ids=lambda program: program[0]
+)
+def test_options_of_python_after_two_dashes(program, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("import sys\nprint(sys.argv[1:])")
+    words = [str(path) if word == "PATH" else word for word in program]
+    with Launched([*LAUNCH, "--nproc", "1", "--", *words, "--restart"]) as launched:
+        assert launched.end() == 0
+        assert "[0] ['--restart']\n" in launched.lines
+
+
 def test_a_minimum_above_the_maximum_is_refused(launch):
     launched = launch("", options=("--min-members", "3", "--max-members", "2"))
     launched.expect("--min-members 3 is more than --max-members 2")
@@ -420,7 +432,7 @@ def test_keys_that_are_given_are_used(launch, tmp_path, monkeypatch, way):
     one.expect(rf"\[0\] keys {re.escape(str(master))} insecure None")
     assert one.end() == 0
     assert not list((tmp_path / "empty").iterdir())
-    with Launched([*LAUNCH, "--keys", str(peer), "program.py"]) as refused:
+    with Launched([*LAUNCH, "--keys", str(peer), str(tmp_path / "program.py")]) as refused:
         assert refused.end() == 2
         assert "for peers: a master needs the other file" in "".join(refused.lines)
 

@@ -70,7 +70,8 @@ def test_info():
         (["nothing"], "No such command"),
     ],
 )
-def test_wrong_input(arguments, words):
+def test_wrong_input(arguments, words, monkeypatch):
+    monkeypatch.delenv("PCCL_MASTER", raising=False)
     result = run(*arguments)
     assert result.exit_code == 2
     assert words in result.output
@@ -186,10 +187,17 @@ def test_ctrl_c_ends_top():
         top.stderr.close()
 
 
-def test_commands_and_communicators_take_the_run_of_the_environment(monkeypatch):
+@pytest.mark.parametrize("empty", [None, ""])
+def test_no_run_in_the_environment(empty, monkeypatch):
     monkeypatch.delenv("PCCL_MASTER", raising=False)
+    if empty is not None:
+        monkeypatch.setenv("PCCL_MASTER", empty)
     with pytest.raises(ValueError, match="pass host:port, or set PCCL_MASTER"):
         pccl.Communicator()
+    assert "Missing option '--master'" in run("top").output
+
+
+def test_commands_and_communicators_take_the_run_of_the_environment(monkeypatch):
     with pccl.MasterNode("127.0.0.1:0") as master:
         monkeypatch.setenv("PCCL_MASTER", f"127.0.0.1:{master.port}")
         with pccl.Communicator() as comm:
@@ -201,7 +209,12 @@ def test_commands_and_communicators_take_the_run_of_the_environment(monkeypatch)
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("pccl doc", "plain,doctor"), ("pccl top --keys r", "file,r"), ("pccl launch tr", "file,tr")],
+    [
+        ("pccl doc", "plain,doctor"),
+        ("pccl top --keys r", "file,r"),
+        ("pccl launch tr", "file,tr"),
+        ("pccl tpo --h", "plain,--help"),
+    ],
 )
 def test_shells_complete(words, completed):
     environment = {**os.environ, "_PCCL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

@@ -42,7 +42,7 @@ def no_variables(monkeypatch):
 @pytest.fixture(autouse=True)
 def result(monkeypatch):
     """Of a trial that goes well. The fixture `real` has trials made."""
-    found = trial.Trial((), (), "", 100.0, "peer.events")
+    found = trial.Trial((), (), "", 100.0, keeps_events=True)
     monkeypatch.setattr(doctor, "_trial", lambda: found)
     return found
 
@@ -97,8 +97,37 @@ def test_a_trial_names_what_keeps_peers_from_reducing(monkeypatch):
 
 
 def test_events_that_cannot_be_kept(result, monkeypatch):
-    monkeypatch.setattr(doctor, "_trial", lambda: result._replace(event_file=None))
+    monkeypatch.setattr(doctor, "_trial", lambda: result._replace(keeps_events=False))
     assert "PCCL_EVENTS" in findings()["trial"][1].advice
+
+
+@pytest.mark.usefixtures("real")
+def test_a_trial_leaves_the_directory_of_the_events_as_it_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("PCCL_EVENTS", str(tmp_path))
+    assert [one.verdict for one in findings()["trial"]] == ["ok"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("real")
+def test_events_that_cannot_be_written_where_they_should(monkeypatch, tmp_path):
+    monkeypatch.setenv("PCCL_EVENTS", str(tmp_path / "none" / "%p.events"))
+    assert "none/%p.events: No such file or directory" in findings()["trial"][1].seen
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize("level", ["ERR", "none"])
+def test_a_trial_reports_variables_whatever_is_logged(level, monkeypatch):
+    monkeypatch.setenv("PCCL_LOG_LEVEL", level)
+    monkeypatch.setenv("_".join(("PCCL", "TYPO")), "1")
+    assert any("PCCL_TYPO is unknown" in one.seen for one in findings()["environment"])
+
+
+@pytest.mark.usefixtures("real")
+def test_a_trial_imports_nothing_from_the_working_directory(monkeypatch, tmp_path):
+    for name in ("json", "pccl"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
+    assert [one.verdict for one in findings()["trial"]] == ["ok"]
 
 
 @pytest.mark.parametrize(("soft", "verdict"), [(64, "problem"), (1024, "warning"), (4096, "ok")])
