@@ -9,6 +9,7 @@ import contextlib
 import logging
 import math
 import os
+import queue
 import signal
 import threading
 import time
@@ -81,15 +82,12 @@ class Notice:
         self._signal = 0
         self._signalled = 0.0
         self._pid = os.getpid()
-        self._before = {number: signal.getsignal(number) for number in signals}
-        self._tells: int | None = None
+        # A handler may interrupt whoever holds a lock, so it does no more than wake a thread. A put never blocks, even in a put.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         if signals:
-            # A handler may interrupt whoever holds a lock, so it does no more than wake a thread.
-            told, self._tells = os.pipe()
-            os.set_blocking(self._tells, False)
             for number in signals:
-                signal.signal(number, self._on_signal)
-            threading.Thread(target=self._watch_signals, args=(told,), name="pccl:notice", daemon=True).start()
+                _hearing.append((_installed(number), self))
+            threading.Thread(target=self._watch_signals, name="pccl:notice", daemon=True).start()
         if file is not None:
             threading.Thread(target=self._look, args=(os.fsdecode(file),), name="pccl:notice-file", daemon=True).start()
         if poll is not None:
@@ -98,8 +96,7 @@ class Notice:
     @property
     def given(self) -> bool:
         """Whether the process has to go. A signal counts from the moment when it has interrupted the main thread."""
-        if self._signal and not self._given.is_set():
-            self.give(signal.Signals(self._signal).name, self._within)
+        self._give_if_signalled()
         return self._given.is_set()
 
     def __bool__(self) -> bool:
@@ -144,14 +141,16 @@ class Notice:
         listener(self)
 
     def close(self) -> None:
-        """Stops looking, and gives the signals their handlers back. Idempotent. In the main thread if there are signals."""
+        """Stops looking, and gives the signals their handlers back. Idempotent.
+
+        Outside the main thread the handlers stay installed, and do what the signals would have done without.
+        """
         self._closed.set()
-        for number, before in self._before.items():
-            if signal.getsignal(number) == self._on_signal:
-                signal.signal(number, _to_restore(number, before))
-        told, self._tells = self._tells, None  # a handler runs in this thread, too
-        if told is not None:
-            os.close(told)
+        for entry in [entry for entry in _hearing if entry[1] is self]:
+            with contextlib.suppress(ValueError):  # a signal has just interrupted this, and its handler closed the notice
+                _hearing.remove(entry)
+            entry[0].uninstall()
+        self._wakes.put(None)
 
     def __enter__(self) -> Self:
         return self
@@ -164,26 +163,22 @@ class Notice:
 
     # ---- sources ----
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        before = self._before[signal.Signals(number)]
-        is_forked = os.getpid() != self._pid  # and nobody has to know of its end
-        is_again = self._signal and time.monotonic() - self._signalled > SAME_NOTICE_SECONDS
-        if is_forked or is_again or self._tells is None:
-            signal.signal(number, _to_restore(number, before))
-            os.kill(os.getpid(), number)
-            return
-        if not self._signal:
-            self._signalled = time.monotonic()
+    def _hear(self, number: int) -> bool:
+        """Returns whether a signal belongs to this notice: the first one does, and those soon after it."""
+        if self._signal:
+            return time.monotonic() - self._signalled <= SAME_NOTICE_SECONDS
+        self._signalled = time.monotonic()
         self._signal = number
-        with contextlib.suppress(OSError):  # the pipe is full, or its reader has ended
-            os.write(self._tells, b"1")
-        if (other := _notice_of(before)) is not None:
-            other._on_signal(number, frame)
+        self._wakes.put(None)
+        return True
 
-    def _watch_signals(self, told: int) -> None:
-        while os.read(told, 1) and not self.given:
-            pass
-        os.close(told)
+    def _watch_signals(self) -> None:
+        self._wakes.get()  # a signal, or close
+        self._give_if_signalled()
+
+    def _give_if_signalled(self) -> None:
+        if self._signal and not self._given.is_set():
+            self.give(signal.Signals(self._signal).name, self._within)
 
     def _look(self, file: str) -> None:
         while not self._closed.wait(self._every) and not self.given:
@@ -207,20 +202,53 @@ class Notice:
             self.give("the query", self._within if answer is True else max(0.0, float(answer)))
 
 
-_Handler = signal.Handlers | Callable[..., object] | int | None
+class _Handler:
+    """Handles a signal while notices hear it. All open notices of this process do, whichever handler of this class gets it.
+
+    The handler before is one of the program, never another of this class, so a signal goes to each notice once.
+    """
+
+    def __init__(self, number: int, before: signal.Handlers | Callable[..., object] | int | None) -> None:
+        self.number = number
+        self._before = signal.SIG_DFL if before is None else before  # one in C cannot be restored
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        notices = [notice for handler, notice in tuple(_hearing) if handler.number == number]
+        heard = [notice._hear(number) for notice in notices if notice._pid == os.getpid()]
+        if any(heard):
+            return
+        if callable(self._before):
+            self._before(number, frame)
+        elif self._before == signal.SIG_DFL and (notices or self._is_installed()):
+            # Otherwise a handler of the program called this one, and all notices are closed.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _is_installed(self) -> bool:
+        return signal.getsignal(self.number) is self
+
+    def uninstall(self) -> None:
+        """Gives the signal back to the handler before, unless a notice of this process needs this one."""
+        is_needed = any(handler is self and notice._pid == os.getpid() for handler, notice in tuple(_hearing))
+        if not is_needed and self._is_installed() and threading.current_thread() is threading.main_thread():
+            signal.signal(self.number, self._before)
 
 
-def _notice_of(handler: _Handler) -> Notice | None:
-    """Returns the notice that handles a signal, if the handler is that of one."""
-    owner = getattr(handler, "__self__", None)
-    return owner if isinstance(owner, Notice) else None
+_hearing: list[tuple[_Handler, Notice]] = []
+"""The notices that hear a signal, those of the processes from which this one was forked included, and the handler of each.
+
+Handlers read it at any moment, so each change is one call.
+"""
 
 
-def _to_restore(number: int, handler: _Handler) -> signal.Handlers | Callable[..., object] | int:
-    """Returns the handler to restore: that of a closed notice gives way to the one before, and one in C cannot be restored."""
-    while (notice := _notice_of(handler)) is not None and notice._closed.is_set():
-        handler = notice._before[signal.Signals(number)]
-    return signal.SIG_DFL if handler is None else handler
+def _installed(number: int) -> _Handler:
+    """Returns the handler of a signal, which it installs unless it is there."""
+    before = signal.getsignal(number)
+    if isinstance(before, _Handler):
+        return before
+    handler = _Handler(number, before)
+    signal.signal(number, handler)
+    return handler
 
 
 def weakly(method: Callable[[Notice], None]) -> Callable[[Notice], None]:

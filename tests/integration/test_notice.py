@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -221,16 +224,90 @@ def test_a_signal_once(monkeypatch):
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_several_notices_of_a_signal(order):
+    """Each signal is heard by those that are open, whichever were closed before."""
     before = signal.getsignal(signal.SIGUSR1)
-    notices = [Notice(signal.SIGUSR1) for _ in range(2)]
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert [one.reason for one in notices if one.wait(PATIENCE)] == ["SIGUSR1"] * 2
-    for number in order:
-        assert signal.getsignal(signal.SIGUSR1) is not before
-        notices[number].close()
-    assert signal.getsignal(signal.SIGUSR1) is before
+    for closed in range(3):
+        notices = [Notice(signal.SIGUSR1) for _ in range(3)]
+        for number in order[:closed]:
+            notices[number].close()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for number in order[closed:]:
+            assert notices[number].wait(PATIENCE)
+            assert notices[number].reason == "SIGUSR1"
+        assert not any(notices[number] for number in order[:closed])
+        for number in order[closed:]:
+            assert signal.getsignal(signal.SIGUSR1) is not before
+            notices[number].close()
+        assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_notice_after_one_that_was_given_long_ago(monkeypatch):
+    with Notice(signal.SIGUSR1) as first:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert first.wait(PATIENCE)
+        monkeypatch.setattr("pccl.notice.SAME_NOTICE_SECONDS", -1.0)
+        with Notice(signal.SIGUSR1) as second:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert second.wait(PATIENCE)
+
+
+def test_a_handler_between_two_notices():
+    """It is called as without notices, and what it calls in turn is no closed notice that ends the process."""
+    called = []
+
+    def between(number, frame):
+        called.append(number)
+        below(number, frame)
+
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        first = Notice(signal.SIGUSR1)
+        below: Any = signal.signal(signal.SIGUSR1, between)
+        with Notice(signal.SIGUSR1) as second:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert first.wait(PATIENCE)
+            assert second.wait(PATIENCE)
+            assert not called
+        assert signal.getsignal(signal.SIGUSR1) is between
+        first.close()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert called == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_notice_closed_in_another_thread():
+    called = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: called.set())
+    try:
+        notice = Notice(signal.SIGUSR1)
+        Background(notice.close).result()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert called.is_set()
+        assert not notice
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_of_asyncio_is_called_once_for_each_signal(monkeypatch):
+    monkeypatch.setattr("pccl.notice.SAME_NOTICE_SECONDS", -1.0)
+    called: list[int] = []
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, called.append, 1)
+        with Notice(signal.SIGUSR1) as notice:
+            for count in range(1, 4):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                while len(called) < count:
+                    await asyncio.sleep(0.001)
+            assert notice.given
+        assert loop.remove_signal_handler(signal.SIGUSR1)
+
+    asyncio.run(main())
+    assert called == [1] * 3
 
 
 def test_a_file_is_seen_while_the_query_blocks(tmp_path):
@@ -253,20 +330,71 @@ def test_closed_notices_leave_nothing():
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+def end_of_fork(act: Callable[[], object], sends: signal.Signals | None = None) -> int:
+    """The exit code of a forked process that acts, 1 if that raises; then it gets the signal, or ends with 0."""
+    told, tells = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+            os.write(tells, b"1")
+            time.sleep(0.0 if sends is None else PATIENCE)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(tells)
+    with open(told, "rb") as opened:
+        if opened.read(1) and sends is not None:
+            os.kill(child, sends)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def test_a_forked_process_ends_as_without():
     with Notice(signal.SIGTERM) as notice:
-        told, tells = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(tells, b"1")
-            time.sleep(PATIENCE)
-            os._exit(0)
-        assert os.read(told, 1) == b"1"
-        os.close(told)
-        os.close(tells)
-        os.kill(child, signal.SIGTERM)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert end_of_fork(lambda: None, signal.SIGTERM) == -signal.SIGTERM
         assert not notice
+
+
+def test_a_forked_process_has_its_own_notice():
+    with Notice(signal.SIGTERM) as inherited:
+
+        def hear():
+            with Notice(signal.SIGTERM) as own:
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert own.wait(PATIENCE)
+                assert not inherited
+
+        assert end_of_fork(hear) == 0
+        assert end_of_fork(hear, signal.SIGTERM) == -signal.SIGTERM  # its own is closed
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert inherited.wait(PATIENCE)
+
+
+def test_more_signals_of_a_notice_where_sigpipe_kills():
+    def hear():
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        before = set(threading.enumerate())
+        with Notice(signal.SIGTERM, signal.SIGUSR1) as notice:
+            watching = set(threading.enumerate()) - before
+            os.kill(os.getpid(), signal.SIGTERM)
+            for one in watching:
+                one.join(PATIENCE)
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+            assert notice.reason == "SIGTERM"
+
+    assert end_of_fork(hear) == 0
+
+
+def test_a_notice_that_nobody_keeps_hears_its_signal():
+    def hear():
+        heard = threading.Event()
+        Notice(signal.SIGTERM).listen(lambda _: heard.set())
+        gc.collect()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.wait(PATIENCE)
+
+    assert end_of_fork(hear) == 0
 
 
 def test_wrong_arguments():
