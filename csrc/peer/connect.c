@@ -92,7 +92,7 @@ static pcclResult_t attempt(struct communicator *c) {
         if (no_relay != NULL)
             return detail_fail(pcclMasterConnectionFailed, "cannot find the relay PCCL_RELAY=%.80s: %s",
                                c->params.relay, no_relay);
-        return detail_fail(pcclInternalError, "the system refused memory or a thread for the connection");
+        return detail_fail(pcclInternalError, "the system refused memory, descriptors or a thread for the connection");
     }
     control_connect(c->control);
     return pcclSuccess;

@@ -94,7 +94,7 @@ def test_each_master_of_a_list_is_named_with_its_answer() -> None:
     unknown, refused, idle = caught.value.detail.split("; ", 2)
     assert "the name nobody.invalid cannot be resolved" in unknown
     assert f"at {dead}/bert: Connection refused" in refused
-    assert f"at {standby}/bert, the master refused this peer: this master is a standby" in idle
+    assert f"at {standby}/bert, the master refused this peer: no run is under way" in idle
 
 
 def said(code: str, address: str, **environment: str) -> str:

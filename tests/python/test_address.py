@@ -50,7 +50,6 @@ BAD = [
     ("host:48148/two words", pccl.ArgumentError, "invalid name of a run"),
     ("host:48148/one/two", pccl.ArgumentError, "invalid name of a run"),
     ("host:48148/" + 65 * "r", pccl.ArgumentError, "1 to 64 letters"),
-    (None, TypeError, "must be a str"),
     (("127.0.0.1", 48148), TypeError, "must be a str"),
 ]
 
@@ -68,6 +67,14 @@ def test_bad(made, text, kind, words):
     with pytest.raises(kind, match=words) as caught:
         made(text)
     assert repr(text) in str(caught.value)
+
+
+def test_no_address(monkeypatch):
+    monkeypatch.delenv("PCCL_MASTER", raising=False)
+    with pytest.raises(pccl.ArgumentError, match="pass host:port, or set PCCL_MASTER"):
+        pccl.Communicator(None)
+    with pytest.raises(TypeError, match="must be a str"):
+        pccl.MasterNode(None)
 
 
 @pytest.mark.parametrize("text", ["a:1,b:2/run", "a:1/run,b:2/run", "a:1/run, [::1]:2/run"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_a_trial_names_what_keeps_peers_from_reducing(monkeypatch):
     limit = "from resource import *; setrlimit(RLIMIT_NOFILE, (16, 16))"
     monkeypatch.setattr(trial, "PROGRAM", trial.PROGRAM.replace("; ", f"; {limit}; "))
     (one,) = findings(status=1)["trial"]
-    assert "Too many open files" in one.seen
+    assert re.search("Too many open files|the system refused .*descriptors", one.seen)  # by how many the process begins with
 
 
 def test_events_that_cannot_be_kept(result, monkeypatch):

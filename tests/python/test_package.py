@@ -303,7 +303,7 @@ SIGNATURES = [
     (pccl.PCCLError.check, "(result, func_name)"),
     (
         C,
-        "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, min_members=None, "
+        "(address=None, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, min_members=None, "
         "max_members=None, min_members_timeout=None, name=None, interface=None, keys=None, cert=None, key=None, ca=None, "
         "insecure=False, events=None, spans=None)",
     ),
