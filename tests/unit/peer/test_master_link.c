@@ -160,6 +160,7 @@ static void test_first(void) {
     close(fd);
 
     check_case("one that has spoken is no peer");
+    master_link_close(link_);
     master_link_join(link_, far_end_context(), &master, 1, platform_now_ns());
     expect(MASTER_ANSWERS);
     master_link_use(link_, NULL);
