@@ -21,6 +21,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pccl._processes import python
+
 REQUEST_BYTES = 1 << 16
 """The largest request or answer; the list of all that is kept comes in a memory file."""
 
@@ -203,9 +205,8 @@ def _start(name: str, linger: float) -> subprocess.Popen[bytes]:
     Called in a thread, while another one may fork, as a DataLoader does. Without `close_fds` and the other arguments that need a
     fork, subprocess calls posix_spawn, and so has no pipe that such a child would keep open, for which it would wait.
     """
-    own = "import json, os, sys; os.setsid(); os.chdir('/'); os.closerange(3, 1 << 16)"
-    code = f"{own}; sys.path[:] = json.loads(sys.argv.pop(1)); from pccl._holder import main; main()"
-    command = [sys.executable, "-P", "-c", code, json.dumps(sys.path), name, repr(linger)]
+    own = "import os; os.setsid(); os.chdir('/'); os.closerange(3, 1 << 16)"
+    command = python(f"{own}; from pccl._holder import main; main()", name, repr(linger))
     devnull = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=devnull, stdout=devnull, stderr=devnull, close_fds=False)
 

@@ -133,7 +133,7 @@ def write_files(run: str | os.PathLike[str], keys: Keys, *, new: bool = True) ->
 
 
 def _keys_in(path: Path) -> Keys | None:
-    """None: it is no file of keys."""
+    """Returns the keys in a file; None: it is no file of keys."""
     try:
         return read_file(path)[1]
     except KeysError:

@@ -416,7 +416,7 @@ class Membership:
 
 
 def _number(name: str, value: Any) -> float:
-    """A value that a program reports."""
+    """Returns a value that a program reports as a float. ArgumentError: it is no number."""
     try:
         if isinstance(value, (bool, str, bytes)):
             raise TypeError

@@ -25,7 +25,7 @@ NOT_JOINED = "not joined"
 """What a program tells its supervisor when it may only join a run, and could not."""
 
 IN_RUN = "in the run"
-"""Likewise, when it could."""
+"""What a program tells its supervisor when it may only join a run, and has connected to it."""
 
 PATIENCE_VARIABLE = "PCCL_CONNECT_TIMEOUT_S"
 

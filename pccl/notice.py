@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from numbers import Real
-from types import FrameType, TracebackType
+from types import FrameType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Notice:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -225,7 +225,7 @@ static struct peer_record *next_newcomer(const struct candidate *candidate, uint
 static const char *describe_dial(const struct peer_record *peer, const struct peer_record *obstacle,
                                  char text[DIAL_BYTES]) {
     const struct wire_member *own = &peer->member, *other = &obstacle->member;
-    bool dials = own->reach.closed != other->reach.closed ? own->reach.closed : own->join_number > other->join_number;
+    bool dials = wire_dials(own->reach.closed, own->join_number, other->reach.closed, other->join_number);
     const struct wire_member *to = dials ? other : own;
     char address[64];
     snprintf(

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "master/master_private.h"
+#include "net/strangers.h"
 
 uint32_t master_conn_index(const struct master *master, const struct conn *conn) {
     return (uint32_t)(conn - master->conns);
@@ -108,12 +109,12 @@ void master_conn_drop_stranger(struct master *master) {
     uint64_t highest = 0;
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         const struct conn *conn = &master->conns[i];
-        if (conn->state == CONN_ANONYMOUS) strangers_count(&strangers, shown(conn), conn->from);
+        if (conn->state == CONN_ANONYMOUS) strangers_count(&strangers, shown(conn), strangers_slot(&conn->source));
     }
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         struct conn *conn = &master->conns[i];
         if (conn->state != CONN_ANONYMOUS) continue;
-        uint64_t rank = strangers_rank(&strangers, shown(conn), conn->from);
+        uint64_t rank = strangers_rank(&strangers, shown(conn), strangers_slot(&conn->source));
         if (first != NULL && (rank < highest || (rank == highest && conn->deadline_ns >= first->deadline_ns))) continue;
         first = conn;
         highest = rank;

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #define LOG_COMPONENT "master"
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/descriptor.h"
@@ -251,9 +252,11 @@ static struct master_run *enter_run(struct master *master, struct conn *conn, bo
         master_conn_close(master, conn);
         return NULL;
     }
+    char text[WIRE_MAX_TEXT];
+    snprintf(text, sizeof text, "the master serves %d runs with names, its maximum; use another master",
+             WIRE_MAX_RUNS - 1);
     wire_encode_text(&conn->out.bytes, (struct wire_header){0}, WIRE_REFUSED,
-                     full ? "the master has its maximum number of connections; use another master"
-                          : "the master serves 64 runs with names, its maximum; use another master");
+                     full ? "the master has its maximum number of connections; use another master" : text);
     master_conn_flush(master, conn);
     master_conn_start_closing(master, conn);
     return NULL;
@@ -396,7 +399,6 @@ static void accept_some(struct master *master, struct transport_listener *listen
         if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS) master_conn_drop_stranger(master);
         struct conn *conn = master_conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
         if (conn != NULL) conn->source = source;
-        if (conn != NULL) conn->from = strangers_slot(&source);
         if (conn != NULL) conn_handshake(master, conn);
     }
 }

@@ -13,7 +13,6 @@
 #include "master/core.h"
 #include "master/master.h"
 #include "net/conn.h"
-#include "net/strangers.h"
 #include "net/transport.h"
 #include "net/wire_control.h"
 
@@ -74,7 +73,6 @@ struct conn {
     bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
     int64_t deadline_ns; // ANONYMOUS, HELD, CLOSING, ASKED
     struct wire_address source; // family 0: over the local socket
-    uint8_t from;               // ANONYMOUS: slot of the source (net/strangers)
     struct conn_in in;
     struct conn_out out;
     bool wants_write;

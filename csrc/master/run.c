@@ -502,7 +502,7 @@ void run_settle(struct run *run) {
 
 // ---- registration ----
 
-// The reason is a constant, or in `text`. NULL: the peer is not refused.
+// Returns why a peer is refused, in a constant or in `text`; NULL: it is not.
 static const char *reason_to_refuse(struct run *run, const struct wire_address *source, const struct wire_hello *hello,
                                     char text[WIRE_MAX_TEXT]) {
     struct membership *table = &run->table;

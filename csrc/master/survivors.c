@@ -62,20 +62,16 @@ static uint64_t digest_of(const struct survivors *survivors, const struct wire_e
     return digest;
 }
 
-static bool is_same_address(const struct wire_address *a, const struct wire_address *b) {
-    return a->port == b->port && socket_address_same_host(a, b);
-}
-
 static bool is_same_reach(const struct wire_reach *a, const struct wire_reach *b) {
     bool same = a->closed == b->closed && a->relays == b->relays && a->count == b->count;
-    for (uint32_t i = 0; same && i < a->count; i++) same = is_same_address(&a->addresses[i], &b->addresses[i]);
+    for (uint32_t i = 0; same && i < a->count; i++) same = socket_address_equal(&a->addresses[i], &b->addresses[i]);
     return same;
 }
 
 static bool is_same_member(const struct wire_member *a, const struct wire_member *b) {
     return wire_id_equal(&a->id, &b->id) && a->join_number == b->join_number && a->group == b->group &&
            a->lanes == b->lanes && a->weight == b->weight && a->site == b->site &&
-           is_same_address(&a->address, &b->address) && is_same_reach(&a->reach, &b->reach) &&
+           socket_address_equal(&a->address, &b->address) && is_same_reach(&a->reach, &b->reach) &&
            memcmp(a->name.chars, b->name.chars, sizeof a->name.chars) == 0;
 }
 

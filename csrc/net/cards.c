@@ -73,8 +73,7 @@ static void list_interfaces(const struct ifaddrs *all, char *out, size_t capacit
 
 static bool is_announced(const struct wire_reach *reach, const struct wire_address *address) {
     for (uint32_t i = 0; i < reach->count; i++)
-        if (socket_address_same_host(&reach->addresses[i], address) && reach->addresses[i].port == address->port)
-            return true;
+        if (socket_address_equal(&reach->addresses[i], address)) return true;
     return false;
 }
 

@@ -162,6 +162,10 @@ bool socket_address_same_host(const struct wire_address *a, const struct wire_ad
     return a->family == b->family && memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
 }
 
+bool socket_address_equal(const struct wire_address *a, const struct wire_address *b) {
+    return a->port == b->port && socket_address_same_host(a, b);
+}
+
 bool socket_within_host(int fd) {
     struct wire_address local, remote;
     if (!socket_local_address(fd, &local) || !socket_remote_address(fd, &remote)) return false;

@@ -58,6 +58,7 @@ bool socket_remote_address(int fd, struct wire_address *out);
 bool socket_within_host(int fd);
 // Whether two addresses are equal but for their ports.
 bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b);
+bool socket_address_equal(const struct wire_address *a, const struct wire_address *b);
 // Writes the name of the connection's congestion control; at least 16 bytes. False: unknown.
 bool socket_congestion(int fd, char *out, size_t capacity);
 // Returns whether the system permits this process the congestion control `name`. If not, `allowed` gets the permitted

@@ -236,6 +236,12 @@ struct wire_member {
     struct wire_reach reach;
 };
 
+// Returns whether a peer dials the other one of a pair: that which cannot be dialled does or, if they are alike, the
+// later joined. Both, and the master, know it from the records of both.
+static inline bool wire_dials(bool closed, uint64_t joined, bool other_closed, uint64_t other_joined) {
+    return closed != other_closed ? closed : joined > other_joined;
+}
+
 void wire_header_encode(uint8_t out[WIRE_HEADER_BYTES], const struct wire_header *header);
 // False: wrong magic, unknown type, or a length outside the limits of this type (a data frame has at least
 // WIRE_HEAD_BYTES).

@@ -307,13 +307,13 @@ static bool broke(struct master_link *m, struct master_event *out, const char *w
     return true;
 }
 
-// `error`: 0 if the other end has closed it.
+// Tells how the stream has ended; `error`: 0 if the other end has closed it.
 static bool ended(struct master_link *m, struct master_event *out, int error) {
     if (error == 0 && conn_in_end(&m->in) == -ENOKEY) return broke(m, out, transport_error(-ENOKEY));
-    bool unknown = !m->heard && !m->stream->type->proves;
-    broke(m, out, error < 0 ? transport_error(error) : "the master closed it");
-    if (unknown) strncat(out->text, " (is it the port of a pccl master, not of a peer?)", sizeof out->text / 2);
-    return true;
+    char why[MASTER_LINK_TEXT];
+    snprintf(why, sizeof why, "%s%s", error < 0 ? transport_error(error) : "the master closed it",
+             m->heard || m->stream->type->proves ? "" : " (is it the port of a pccl master, not of a peer?)");
+    return broke(m, out, why);
 }
 
 // A whole frame of the input, or bytes that are none. False: more has to be read.

@@ -202,10 +202,8 @@ void mesh_join(struct mesh *mesh, uint64_t join_number, struct member_output *ou
     mesh->join_number = join_number;
 }
 
-// Returns whether this peer dials: the one of the two that cannot be dialled, or else the later joined. Both know it
-// from the records of both.
 static bool dials(const struct mesh *mesh, const struct mesh_peer *n) {
-    return n->reach.closed != mesh->closed ? mesh->closed : n->join_number < mesh->join_number;
+    return wire_dials(mesh->closed, mesh->join_number, n->reach.closed, n->join_number);
 }
 
 static bool relays(const struct mesh_peer *n, enum mesh_membership membership) {

@@ -21,10 +21,11 @@ from rich.text import Text
 import pccl
 from pccl._address import parse_endpoints
 from pccl._credentials import VARIABLES
-from pccl._errors import ConnectError, PCCLError
+from pccl._errors import ConnectError, PCCLError, reason_of
 from pccl._loader import _C
 from pccl._reports import Diagnosis
 from pccl.cli import info, top, trial
+from pccl_command.native_master import SIGTERM_CHOICES
 
 DIAL_SECONDS = 3.0
 """For a connection to a member: longer than a lost first packet of a connection takes to be sent again."""
@@ -51,7 +52,7 @@ TRIAL_ADVICE = "raise the limit that is named, or bring the loopback interface u
 CHOICES = {
     "PCCL_CUDA_REDUCE": ("gpu", "host"),
     "PCCL_JOIN": ("0", "1"),
-    "PCCL_MASTER_ON_SIGTERM": ("detach", "end"),
+    "PCCL_MASTER_ON_SIGTERM": SIGTERM_CHOICES,
     "PCCL_MEMBERSHIP": ("elastic", "fixed", "strict"),
     "PCCL_STRICT": ("0", "1"),
 }
@@ -67,6 +68,12 @@ class Finding(NamedTuple):
     verdict: str
     seen: str
     advice: str = ""
+
+
+def _finding(check: str, verdict: str, text: str, otherwise: str) -> Finding:
+    """Returns a finding in the words of the library, whose advice follows a semicolon; `otherwise`: the advice if it has none."""
+    seen, _, advice = text.partition("; ")
+    return Finding(check, verdict, seen, advice or otherwise)
 
 
 class Access(NamedTuple):
@@ -159,7 +166,7 @@ def _build(_access: Access) -> Iterator[Finding]:
 
 
 def _environment(_access: Access) -> Iterator[Finding]:
-    """What the library says of the variables, and the values of those that it reads later, or in other commands."""
+    """Reports environment variables with wrong values, those that the library reads later included."""
     known = info.environment()
     set_here = sorted(name for name in known if os.environ.get(name))
     wrong = list(_trial().settings)
@@ -172,9 +179,8 @@ def _environment(_access: Access) -> Iterator[Finding]:
     except (AssertionError, ValueError) as error:
         wrong.append(f"PCCL_MASTER: {error}")
     for text in wrong:
-        seen, _, advice = text.partition("; ")
-        verdict = "warning" if "is unknown and ignored" in seen else "problem"
-        yield Finding("environment", verdict, seen, advice or "docs/operations.md has what each variable means")
+        verdict = "warning" if "is unknown and ignored" in text.partition("; ")[0] else "problem"
+        yield _finding("environment", verdict, text, "docs/operations.md has what each variable means")
     if not wrong:
         yield Finding("environment", "ok", ", ".join(set_here) or "no variable of pccl is set")
 
@@ -185,16 +191,14 @@ def _trial() -> trial.Trial:
 
 
 def _reduce(_access: Access) -> Iterator[Finding]:
-    """By two peers of this host, which all-reduce."""
+    """Reports whether two peers of this host can all-reduce."""
     tried = _trial()
     if tried.failure:
-        seen, _, advice = tried.failure.partition("; ")
-        yield Finding("trial", "problem", f"two peers of this host cannot reduce: {seen}", advice or TRIAL_ADVICE)
+        yield _finding("trial", "problem", f"two peers of this host cannot reduce: {tried.failure}", TRIAL_ADVICE)
         return
     yield Finding("trial", "ok", f"two peers of this host joined and reduced 1 MiB, in {tried.milliseconds:.0f} ms")
     for text in tried.warnings:
-        seen, _, advice = text.partition("; ")
-        yield Finding("trial", "warning", seen, advice or "docs/troubleshooting.md has causes")
+        yield _finding("trial", "warning", text, "docs/troubleshooting.md has causes")
     if not tried.keeps_events and not tried.warnings:
         advice = "make room in /dev/shm (docker run --shm-size 64m), or set PCCL_EVENTS to a directory"
         yield Finding("trial", "warning", "no file can be made for the events of a process, which `pccl dump` shows", advice)
@@ -211,8 +215,7 @@ def _keys(access: Access) -> Iterator[Finding]:
     try:
         pccl.Communicator("127.0.0.1:1", keys=keys, cert=cert, key=key, ca=ca).close()
     except (PCCLError, ValueError, OSError) as error:
-        seen, _, advice = (getattr(error, "detail", "") or str(error)).partition("; ")
-        yield Finding("keys", "problem", seen, advice or "docs/security.md has how to make and copy them")
+        yield _finding("keys", "problem", reason_of(error), "docs/security.md has how to make and copy them")
     else:
         yield Finding("keys", "ok", "they can be read")
 

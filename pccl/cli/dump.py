@@ -76,23 +76,24 @@ def _collect(sources: tuple[str, ...]) -> tuple[list[Recording], list[str]]:
     processes = {int(one) for one in sources if one.isdecimal()}
     given = [path for path in sources if path != "all" and not path.isdecimal()]
     named = [file for path in given for file in (_recording.files_in(path) if os.path.isdir(path) else [path])]
-    taken: dict[str, Taken] = {}
+    taken: list[Taken] = []
     errors = []
-    for path in [*(_recording.files() if every or processes else ()), *named]:  # all at once: members go on meanwhile
+    paths = dict.fromkeys([*(_recording.files() if every or processes else ()), *named])
+    for path in paths:  # all at once: members go on meanwhile
         try:
-            taken[path] = _recording.take(path)
+            one = _recording.take(path)
         except RecordingError as error:
             if path in given or ((every or path in named) and not isinstance(error, NoRecordingError)):
                 errors.append(str(error))
-    found = {}
-    for path, one in taken.items():
-        if path in named or every or one.head.process in processes:
-            found[path] = one.recording()
+        else:
+            if path in named or every or one.head.process in processes:
+                taken.append(one)
+    found = [one.recording() for one in taken]
     errors += [
         f"process {process} has no events at {' or '.join(_recording.places()) or '/dev/shm'}; name the file of its PCCL_EVENTS"
-        for process in sorted(processes - {one.process for one in found.values()})
+        for process in sorted(processes - {one.process for one in found})
     ]
-    return list(found.values()), errors
+    return found, errors
 
 
 def _lines(recordings: list[Recording], judgements: list[hangs.Judgement]) -> Iterator[str]:

@@ -127,15 +127,16 @@ def command(
 
 def _show(console: Console, newest: Diagnosis, masters: Masters, interval: float) -> NoReturn:
     """A live table on a screen of its own."""
-    with Live(render(newest, masters.no_run), console=console, auto_refresh=False, screen=True) as live:
+    shown = render(newest, masters.no_run)
+    with Live(shown, console=console, auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
             try:
-                newest = masters.ask()
-                live.update(render(newest, masters.no_run), refresh=True)
+                shown = render(masters.ask(), masters.no_run)
+                live.update(shown, refresh=True)
             except ConnectError as error:
                 words = Text(f"{error.detail}: asking again. The last answer was:", "bold red")
-                live.update(Group(words, render(newest, masters.no_run)), refresh=True)
+                live.update(Group(words, shown), refresh=True)
 
 
 def _end_on_signals() -> None:
@@ -231,7 +232,7 @@ class Masters:
         return text, ""
 
     def no_run(self) -> str:
-        """The same in one text."""
+        """Returns `why_no_run` as one text."""
         return ": ".join(filter(None, self.why_no_run()))
 
     def ask_once(self) -> Diagnosis:

@@ -17,7 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pccl
+from pccl._credentials import VARIABLES
+from pccl._errors import reason_of
 from pccl._processes import python
+from pccl._recording import HEADER_BYTES, RECORD_BYTES
 
 SECONDS = 30.0
 """What a trial may take. A connection that fails is tried for about five seconds."""
@@ -27,11 +30,11 @@ COUNT = 1 << 18
 
 PROGRAM = "from pccl.cli.trial import main; main()"
 
-EVENT_FILE_BYTES = 4096 + (16384 << 7)
-"""Of one communicator, where PCCL_EVENTS names a place."""
+FILE_RECORDS = 16384
+"""As RECORDER_FILE_RECORDS in csrc/base/recorder.h."""
 
-HARMLESS = ("PCCL_KEYS", "PCCL_CERT", "PCCL_KEY", "PCCL_CA")
-"""Variables that another check reads. The trial stays on loopback, without keys."""
+EVENT_FILE_BYTES = HEADER_BYTES + FILE_RECORDS * RECORD_BYTES
+"""Size of the event file of a communicator, if PCCL_EVENTS names a place."""
 
 OF_A_RUN = (
     *("PCCL_ADDRESS", "PCCL_INTERFACE", "PCCL_JOIN", "PCCL_MASTERS", "PCCL_MAX_MEMBERS", "PCCL_MIN_MEMBERS"),
@@ -43,7 +46,7 @@ LINE = re.compile(r"\S+ \S+ pccl (?:WARN|ERR|FATAL) \[\d+\] (\w+): (.*)")
 
 
 class Trial(NamedTuple):
-    """What came of it."""
+    """Result of a trial."""
 
     settings: tuple[str, ...]  # what the library says of environment variables
     warnings: tuple[str, ...]  # what else it warns of
@@ -54,7 +57,8 @@ class Trial(NamedTuple):
 
 def run() -> Trial:
     """Makes a trial with the environment of this process. No way of failing raises an error."""
-    environment = {name: value for name, value in os.environ.items() if name not in HARMLESS}
+    # another check reads the keys: the trial stays on loopback, without them
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     events = environment.pop("PCCL_EVENTS", "")  # the files of the trial would stay there
     unwritable = _why_unwritable(events) if events not in ("", "off") else ""
     if environment.get("PCCL_LOG_LEVEL", "").upper() in ("", "ERR", "FATAL", "NONE"):
@@ -95,12 +99,12 @@ def _why_unwritable(path: str) -> str:
 
 
 def main() -> None:
-    """Is the process of the trial: prints a JSON object."""
+    """Runs the trial, in a process of its own, and prints what it gives as JSON."""
     told: dict[str, object] = {"setting": "", "failure": "", "milliseconds": 0.0, "event_file": None}
     try:
         pccl.Communicator("127.0.0.1:1").close()
     except (pccl.PCCLError, ValueError) as error:
-        told["setting"] = getattr(error, "detail", "") or str(error)
+        told["setting"] = reason_of(error)
     for name in OF_A_RUN:
         os.environ.pop(name, None)
     try:
@@ -109,7 +113,7 @@ def main() -> None:
             told["event_file"], _ = threads.map(_peer, [f"127.0.0.1:{master.port}"] * 2)
             told["milliseconds"] = 1000 * (time.monotonic() - begun)
     except (pccl.PCCLError, ValueError, OSError, RuntimeError) as error:
-        told["failure"] = getattr(error, "detail", "") or str(error)
+        told["failure"] = reason_of(error)
     print(json.dumps(told))
 
 

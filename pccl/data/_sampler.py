@@ -243,10 +243,11 @@ class ElasticSampler(DistributedSampler[Any]):
         Batches that a loader has read ahead, and not given to the program, stay valid. ValueError: the state is of another
         number of samples, seed or order, or of something else. RuntimeError: samples were handed out before the first `sync`.
         """
-        require_state(state_dict, self.state_dict(), type(self).__name__)
+        own = self.state_dict()
+        require_state(state_dict, own, type(self).__name__)
         if self._drawn and not self._synced:
             raise RuntimeError("samples were handed out before this process has joined; call iter(loader) after the first sync")
-        require_order(state_dict, self.state_dict())
+        require_order(state_dict, own)
         with self._lock:
             self._note()
             kept = self._in_flight(self._given)

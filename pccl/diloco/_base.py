@@ -549,7 +549,7 @@ class Trainer(ABC):
         return meeting
 
     def _from_host(self) -> None:
-        """After the outer state was received."""
+        """Copies the outer state, which was received on the host, to the devices."""
         for outer in self._outers():
             outer.from_host()
 

@@ -100,7 +100,7 @@ class DiLoCo(Trainer):
         early = self._membership.admit() if self._admits_early() else None
         joiners = frozenset(self.communicator.members) - here if early else frozenset()
         if early and early.rx_bytes:
-            self.outer.from_host()
+            self._from_host()
         self.outer.pseudo_gradient(self._buffer)
         return self._outer_step_made(began, self._own_weight(), early, joiners)
 

@@ -151,7 +151,7 @@ class ShardedState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and states of optimizers, sharded or whole; buffers are each member's own."""
-        buffers = {f"model.{name.replace(COMPILED, '')}" for name, _ in self._model.named_buffers()}
+        buffers = {f"model.{plain(name)}" for name, _ in self._model.named_buffers()}
         return {name: one for name, one in entries(self._model, self._optimizers).items() if name not in buffers}
 
     def local(self) -> tuple[dict[str, torch.Tensor], ShardMap]:

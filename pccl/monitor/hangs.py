@@ -186,7 +186,8 @@ def _quiet(members: list[Member], now: _Now) -> str:
         for key, operation in member.operations.items()
         if operation["error"] == "mismatch"
     ]
-    for at, key in sorted(refused)[-1:]:
+    if refused:
+        at, key = max(refused)
         inside = [member for member in members if key in member.operations]
         said = _disagreement(inside, inside[0], key)
         return f"No operation is in flight{gone}. The last refused operation ended {now.ago(at)}. {said}".rstrip()

@@ -299,7 +299,7 @@ def read_file(path: str) -> Iterator[Event]:
 
 
 def _event_of(line: bytes) -> Event:
-    """What a line has; raises anything if that is not what a page needs of each event."""
+    """Parses a line. Raises an error of any kind if that is not what a page needs of each event."""
 
     def refuse(constant: str) -> None:
         raise ValueError(constant)  # NaN and infinity, which browsers do not read

@@ -118,7 +118,7 @@ class Metrics(Collector):
 
 
 def _gauge(name: str, meaning: str, labels: list[str]) -> GaugeMetricFamily:
-    """Of its unit, if the name ends with one."""
+    """Returns a gauge, with the unit with which its name ends, if any."""
     unit = next((unit for unit in UNITS if name.endswith(f"_{unit}")), "")
     return GaugeMetricFamily(name, meaning, labels=labels, unit=unit)
 

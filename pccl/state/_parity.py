@@ -219,7 +219,7 @@ def check_parity(
     parts = _parts_of(fraction)
     if group is not None:
         require_kind("group", group, Group)
-    held = _Held(state)
+    held = state if isinstance(state, _Held) else _Held(state)
     if policy == "repair":
         for name in held.expanded:
             raise ArgumentError(f"entry {name!r} is expanded and cannot be repaired; pass its clone(), or another policy")
@@ -377,7 +377,7 @@ class _Check:
             text = (
                 f"members have other outputs: output {place} is {here} here, and another one elsewhere, or compute failed there"
             )
-        raise UsageError(Result.INVALID_ARGUMENT, self._name, text)
+        raise _usage(text)
 
     def _note(self, living: list[UUID], verdict: Verdict) -> None:
         if self._found.entry is None:
@@ -447,8 +447,8 @@ def replay(comm: Communicator, compute: Callable[..., Any], inputs: Sequence[Any
     return check_parity(comm, made, policy, call="replay")
 
 
-def _named_outputs(made: Any) -> Mapping[str, Any]:
-    """What a computation returns, as entries. TypeError: they cannot be compared."""
+def _named_outputs(made: Any) -> _Held:
+    """Returns what a computation has returned, to be compared. TypeError: it cannot be."""
     if is_torch_tensor(made) or is_numpy_array(made):
         made = [made]
     if not isinstance(made, Mapping):
@@ -456,6 +456,4 @@ def _named_outputs(made: Any) -> Mapping[str, Any]:
             kind = type(made).__name__
             raise TypeError(f"compute must return a tensor, an array, or a list or a dict of these, not {kind}")
         made = {f"output {place}": one for place, one in enumerate(made)}
-    outputs: Mapping[str, Any] = made
-    _Held(outputs)
-    return outputs
+    return _Held(made)

@@ -331,7 +331,7 @@ Places = dict[str, tuple[tuple[str, ...], torch.Tensor]]
 def without_tensors(tree: Any, *, least_bytes: int = 0, reserved: str = "") -> tuple[Any, Places]:
     """Returns `tree` with its tensors of `least_bytes` or more replaced by their places, and the places.
 
-    It looks for them in dicts, lists and tuples.
+    Searches dicts, lists and tuples.
     No two names are the same or begin with `reserved`: the last key gets a "'" at its end where they would be.
     """
     places: Places = {}

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from peers import ENVIRONMENT, Background, address_of, form
+from peers import ENVIRONMENT, Background, address_of, admit
 
 import pccl
 from pccl import Communicator, MasterNode
@@ -34,10 +34,7 @@ def team(stack: ExitStack, master: MasterNode, *names: str | None) -> list[Commu
     comms: list[Communicator] = []
     for name in names:
         comm = stack.enter_context(Communicator(address_of(master), name=name))
-        joining = [Background(form, one, len(comms) + 1) for one in comms]
-        comm.connect(timeout=PATIENCE)
-        for one in joining:
-            one.result()
+        admit(comms, comm)
         comms.append(comm)
     return comms
 

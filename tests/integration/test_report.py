@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,19 +49,21 @@ def test_numbers_are_seen_everywhere(tmp_path: Path):
         told = _reported(address_of(master), "n13", 13)
         assert told.members[0].report.keys() == {"broken", "loss", *(f"n{i}" for i in range(14))}  # the last 16
         comm.update_topology()
-        deadline = time.monotonic() + PATIENCE
-        while diagnose_run(parse_endpoint(address_of(master))).votes == told.votes:  # an answer serves all who ask in 100 ms
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        _told(address_of(master), lambda now: now.votes != told.votes)  # an answer serves all who ask in 100 ms
+
+
+def _told(address: str, wanted: Callable[[Diagnosis], bool]) -> Diagnosis:
+    """Returns the first answer of the master that is the wanted one."""
+    deadline = time.monotonic() + PATIENCE
+    while not wanted(told := diagnose_run(parse_endpoint(address))):
+        assert time.monotonic() < deadline, told
+        time.sleep(0.02)
+    return told
 
 
 def _reported(address: str, name: str, value: float) -> Diagnosis:
-    """What the master tells once it has heard this number of its one member."""
-    deadline = time.monotonic() + PATIENCE
-    while (told := diagnose_run(parse_endpoint(address))).members[0].report.get(name) != value:
-        assert time.monotonic() < deadline, told.members
-        time.sleep(0.02)
-    return told
+    """Returns what the master tells once it has heard this number of its one member."""
+    return _told(address, lambda told: told.members[0].report.get(name) == value)
 
 
 def test_the_next_master_hears_the_numbers_again():
@@ -99,13 +102,7 @@ def test_the_master_tells_what_peers_do_on_their_way_into_the_run(tmp_path: Path
     master, member, newcomer = (Performer(Precopier, at, ()) for at in range(3))
 
     def await_joiners(*does: str) -> Diagnosis:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            told = diagnose_run(parse_endpoint(address))
-            if [one.does for one in told.joiners] == list(does):
-                return told
-            assert time.monotonic() < deadline, told.joiners
-            time.sleep(0.02)
+        return _told(address, lambda told: [one.does for one in told.joiners] == list(does))
 
     try:
         address = master.ask("serve")

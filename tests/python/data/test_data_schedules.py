@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import pytest
 from sampler_world import World, play, play_programs, play_unevenly
 
 SCHEDULES, PARTS = 1000, 5
 
 
+def play_all(play_one: Callable[[int], object], seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        try:
+            play_one(seed)
+        except Exception as error:
+            raise AssertionError(f"schedule {seed}") from error
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_sample_of_an_epoch_is_in_one_committed_step(part):
     """Members stay in step with each other, commit what they have trained with, and leave nothing."""
-    for seed in range(part, SCHEDULES, PARTS):
-        try:
-            play(seed)
-        except Exception as error:
-            raise AssertionError(f"schedule {seed}") from error
+    play_all(play, range(part, SCHEDULES, PARTS))
 
 
 @pytest.mark.parametrize("part", range(2))
 def test_members_that_make_different_numbers_of_steps(part):
-    for seed in range(part, 400, 2):
-        try:
-            play_unevenly(seed)
-        except Exception as error:
-            raise AssertionError(f"schedule {seed}") from error
+    play_all(play_unevenly, range(part, 400, 2))
 
 
 def test_programs_of_newcomers_and_members_make_their_steps_together():
-    for seed in range(1000):
-        try:
-            play_programs(seed)
-        except Exception as error:
-            raise AssertionError(f"schedule {seed}") from error
+    play_all(play_programs, range(1000))
 
 
 @pytest.mark.parametrize("seed", range(40))

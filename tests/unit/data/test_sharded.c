@@ -22,8 +22,8 @@ static void fill(const struct tensor *t, uint32_t peer, uint8_t *to) {
     free(wide);
 }
 
-// What the owner of each shard does, piece by piece: its own input as it is, the others' decoded, in ring order; the
-// sum as it is written.
+// Computes what the owner of each shard does, piece by piece: its own input as it is, the others' decoded, in ring
+// order; the sum as it is written.
 static void expect(struct tensor *t) {
     static float sum[CODEC_PIECE], input[CODEC_PIECE];
     static uint8_t written[CODEC_PIECE];

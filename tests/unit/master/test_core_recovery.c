@@ -671,7 +671,7 @@ static void test_false_ends(void) {
         }
 }
 
-// What EPOCH tells of the last round of shared state, and of the revision that is expected.
+// Checks what EPOCH tells of the last round of shared state, and of the revision that is expected.
 static void expects_at(int line, const char *peers, uint64_t round, uint64_t expected) {
     static struct wire_member members[WIRE_MAX_MEMBERS];
     for (; *peers; peers++) {

@@ -52,11 +52,18 @@ static struct transport *dial_from(uint8_t host, uint16_t port) {
     return far_end_new(fd);
 }
 
+// Appends what a dialer says first. Returns how many bytes of it come before the padding.
+static size_t encode_hello(struct wire_buffer *frame) {
+    struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = other, .to = self};
+    wire_encode_link_hello(frame, (struct wire_header){.run = 7}, &hello);
+    size_t small = frame->length;
+    wire_encode_link_padding(frame, (struct wire_header){.run = 7});
+    return small;
+}
+
 static void say_hello_from(struct transport *stream, size_t begin, size_t end) {
     struct wire_buffer frame = {0};
-    struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = other, .to = self};
-    wire_encode_link_hello(&frame, (struct wire_header){.run = 7}, &hello);
-    wire_encode_link_padding(&frame, (struct wire_header){.run = 7});
+    encode_hello(&frame);
     CHECK(far_end_write(stream, frame.bytes + begin, (end < frame.length ? end : frame.length) - begin));
     wire_buffer_fini(&frame);
 }
@@ -103,10 +110,7 @@ static void test_shortage(struct wireup *wireup, const struct wire_address *nobo
 // Says a part of what a dialer says first.
 static void say_begin(struct transport *stream, size_t bytes) {
     struct wire_buffer frame = {0};
-    struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = other, .to = self};
-    wire_encode_link_hello(&frame, (struct wire_header){.run = 7}, &hello);
-    size_t small = frame.length;
-    wire_encode_link_padding(&frame, (struct wire_header){.run = 7});
+    size_t small = encode_hello(&frame);
     CHECK(far_end_write(stream, frame.bytes, bytes == 0 ? small : frame.length - bytes));
     wire_buffer_fini(&frame);
 }
@@ -198,13 +202,25 @@ static void test_narrow_to_dialer(void) {
     }
 }
 
+// Opens connections from one address in place of these. `speaks`: each begins its hello.
+static void flood(struct wireup *wireup, int epoll, uint16_t port, struct transport **strangers, int count,
+                  bool speaks) {
+    for (int i = 0; i < count; i++) {
+        transport_free(strangers[i]);
+        strangers[i] = dial_from(2, port);
+        if (speaks) say_hello_from(strangers[i], 0, 1);
+        if (i % 50 == 0) turn(wireup, epoll);
+    }
+    turn(wireup, epoll);
+}
+
 int main(void) {
     struct rlimit limit;
     REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = LIMIT;
     REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     int epoll = epoll_create1(EPOLL_CLOEXEC);
-    struct transport *strangers[STRANGERS];
+    struct transport *strangers[STRANGERS] = {0};
     struct wireup *wireup = wireup_new(far_end_context(), epoll, 100, &self, judge, NULL);
     struct wire_address any = {.family = 4, .bytes = {127, 0, 0, 1}};
     uint16_t port = 0;
@@ -215,11 +231,7 @@ int main(void) {
     struct transport *honest = dial_from(1, port);
     turn(wireup, epoll);
     int before = count_descriptors();
-    for (int i = 0; i < STRANGERS; i++) {
-        strangers[i] = dial_from(2, port);
-        if (i % 50 == 0) turn(wireup, epoll);
-    }
-    turn(wireup, epoll);
+    flood(wireup, epoll, port, strangers, STRANGERS, false);
     int held = count_descriptors() - before - STRANGERS;
     CHECK(held > 0 && held <= LIMIT / WIREUP_UNKNOWN_PART);
     say_hello(honest);
@@ -230,22 +242,12 @@ int main(void) {
     check_case("a silent member of another address, when all of the flood have begun to speak");
     honest = dial_from(1, port);
     turn(wireup, epoll);
-    for (int i = 0; i < STRANGERS; i++) {
-        transport_free(strangers[i]);
-        strangers[i] = dial_from(2, port);
-        say_hello_from(strangers[i], 0, 1);
-        if (i % 50 == 0) turn(wireup, epoll);
-    }
-    turn(wireup, epoll);
+    flood(wireup, epoll, port, strangers, STRANGERS, true);
     say_hello(honest);
     turn(wireup, epoll);
     CHECK(is_up(wireup));
     transport_free(honest);
-    for (int i = 0; i < STRANGERS; i++) {
-        transport_free(strangers[i]);
-        strangers[i] = dial_from(2, port);
-        if (i % 50 == 0) turn(wireup, epoll);
-    }
+    flood(wireup, epoll, port, strangers, STRANGERS, false);
 
     check_case("of the same address, it has said hello when its turn to go comes");
     honest = dial_from(2, port);
@@ -261,12 +263,7 @@ int main(void) {
     honest = dial_from(2, port);
     say_hello_from(honest, 0, 1);
     turn(wireup, epoll);
-    for (int i = STRANGERS / 2; i < STRANGERS; i++) {
-        transport_free(strangers[i]);
-        strangers[i] = dial_from(2, port);
-        if (i % 50 == 0) turn(wireup, epoll);
-    }
-    turn(wireup, epoll);
+    flood(wireup, epoll, port, strangers + STRANGERS / 2, STRANGERS - STRANGERS / 2, false);
     say_hello_from(honest, 1, SIZE_MAX);
     turn(wireup, epoll);
     CHECK(is_up(wireup));
