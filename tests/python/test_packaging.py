@@ -49,6 +49,11 @@ def test_the_recipe_is_of_this_version_and_has_its_requirements():
     assert made["about"]["summary"] in PROJECT["project"]["description"]
 
 
+def test_a_wheel_is_built_beside_the_editable_build():
+    """With one folder for both, `pip install .` removes the simulator's objects, which `make lint` may be reading."""
+    assert "{state}" in PROJECT["tool"]["scikit-build"]["build-dir"]
+
+
 def spaced(requirements: list[str]) -> list[str]:
     """Returns requirements as conda writes them: with a space before the version."""
     return [re.sub(r"(?<=[\w-])(?=[<>=])", " ", requirement) for requirement in requirements]
