@@ -196,7 +196,7 @@ class Trainer(Actor):
         diloco = training.diloco
         self._place.step = diloco.outer_step + 1
         before = training.outer()
-        training.begin_round(spoiled=self._task.plant == "wrong-sum" and diloco.outer_step == 20)
+        training.begin_round(spoiled=self._task.plant == "wrong-sum" and diloco.outer_step >= 20)
         done = None
         while done is None:
             if self._leaving.is_set():

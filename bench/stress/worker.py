@@ -381,7 +381,7 @@ class Peer(Actor):
         """A deliberate fault, where the harness itself is under test."""
         if self._task.plant == "wrong-sum" and self._step % 20 == 7:
             one.recv[one.recv.size // 2] += 1
-        elif self._task.plant == "hang" and self._step == 30:
+        elif self._task.plant == "hang" and self._step >= 30:
             time.sleep(3600)
 
 

@@ -58,9 +58,9 @@ class Launched:
     def end(self, timeout: float = PATIENCE) -> int:
         """Its exit status, once it and all that hold its output have ended."""
         self._reader.join(timeout)
-        assert not self._reader.is_alive(), f"still running:\n{''.join(self.lines)}"
-        while (line := self._arrived.get()) is not None:
-            self.lines.append(line)
+        ended = not self._reader.is_alive()
+        self.lines += [line for _ in range(self._arrived.qsize()) if (line := self._arrived.get()) is not None]
+        assert ended, f"still running after {timeout} s:\n{''.join(self.lines)}"
         return self.process.wait(timeout)
 
     def __enter__(self) -> Launched:
