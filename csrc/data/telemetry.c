@@ -43,18 +43,18 @@ static bool say_beats(struct engine *engine, bool near) {
     return far;
 }
 
-// The kernel begins anew with the window of a connection that sends nothing for longer than its time-out, so one that
-// carries bulk to a far member says a heartbeat meanwhile: within an op, and from one op to the next.
+// Keeps the windows of lanes to far members: the kernel resets the window of a connection that sends nothing for longer
+// than its time-out. A lane that has carried bulk, and may carry more, sends a heartbeat when it was quiet between two
+// looks: within an op, and from one op to the next. What the rate control has measured does not matter, because bulk
+// that is gone within PACE_TICK_MS of a reading is not measured.
 static void keep_windows(struct engine *engine) {
     struct lanes *all = engine->lanes;
     engine_lock(engine);
     for (size_t i = 0; i < all->count; i++) {
         struct lane *lane = all->list[i];
         bool quiet = lane->detector.sent == lane->looked_sent && lane_is_quiet(lane);
-        bool used = engine->lanes->fixed || lane->peer->rate.lanes.in_use > 0; // 0: no bulk has gone there
         lane->looked_sent = lane->detector.sent;
-        if (quiet && used && lane->pace.far && lane->index > 0 && lane->polled && !lane->broken &&
-            lane_is_for_bulk(lane))
+        if (quiet && lane->carried && lane->pace.far && lane->index > 0 && !lane->broken && lane_is_for_bulk(lane))
             lane_beat(lane);
     }
     engine_unlock(engine);

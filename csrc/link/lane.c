@@ -343,6 +343,7 @@ static size_t lane_write(struct lane *lane) {
     // The kernel would take up to 64 KiB more than it was told to, which is much for a slow connection.
     if (!direct && lane->pace.far && !transport_has_room(lane->stream)) lane->writable = false;
 
+    lane->carried |= finished->op != NULL || finished->service;
     size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
     if (finished->fence != 0) device_unmap(finished->device, finished->payload);
     if (finished->op != NULL) all->events->sent(all->context, finished);

@@ -149,7 +149,7 @@ enum pace_reason neighbour_lanes_reason(const struct neighbour *peer) {
     if (peer->all->fixed) return PACE_FIXED;
     if (peer->rate.throttle.rate > 0) return PACE_FULL;
     bool far = peer->lanes[0] != NULL && peer->lanes[0]->pace.far;
-    return far && peer->rate.lanes.in_use == 0 ? PACE_BEGINS : peer->rate.lanes.reason; // no bulk has gone there
+    return far && peer->rate.lanes.in_use == 0 ? PACE_BEGINS : peer->rate.lanes.reason; // not measured yet
 }
 
 double neighbour_speed(struct neighbour *peer) {

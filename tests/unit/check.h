@@ -15,8 +15,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-enum { CHECK_PRINTED = 50, CHECK_CASE_BYTES = 256 };
+enum { CHECK_PRINTED = 50, CHECK_CASE_BYTES = 256, CHECK_PATIENCE_S = 60 };
 
 #define CHECK(cond) check_that((cond), __FILE__, __LINE__, #cond)
 // Integers and enums of at most 64 bits; prints both values.
@@ -28,6 +29,17 @@ enum { CHECK_PRINTED = 50, CHECK_CASE_BYTES = 256 };
 #define REQUIRE(cond) \
     do { \
         if (!CHECK(cond)) exit(check_status()); \
+    } while (0)
+
+// Repeats `step` until `cond` holds. Ends the program if that takes longer than CHECK_PATIENCE_S: each wait for another
+// thread or process has this deadline, so that a test that hangs says where.
+#define AWAIT(cond, step) \
+    do { \
+        int64_t await_until = check_seconds() + CHECK_PATIENCE_S; \
+        while (!(cond)) { \
+            if (check_seconds() > await_until) check_give_up(__FILE__, __LINE__, #cond); \
+            step; \
+        } \
     } while (0)
 
 static atomic_size_t check_done;
@@ -86,6 +98,18 @@ __attribute__((unused)) static int check_status(void) {
     size_t done = atomic_load(&check_done), failed = atomic_load(&check_failed);
     fprintf(stderr, "%zu checks, %zu failed\n", done, failed);
     return failed == 0 && done > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+// Of a clock that only goes forward.
+__attribute__((unused)) static int64_t check_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
+__attribute__((unused, noreturn)) static void check_give_up(const char *file, int line, const char *what) {
+    check_report(false, file, line, "%s (still not after %d s)", what, CHECK_PATIENCE_S);
+    exit(check_status());
 }
 
 // Reproducible random numbers (splitmix64): the same seed gives the same numbers everywhere.

@@ -179,7 +179,7 @@ static inline bool tcp_pair(int pair[2]) {
     struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}}, from;
     int listener = socket_listen(&address);
     bool made = listener >= 0 && socket_local_address(listener, &address) && (pair[0] = socket_dial(&address)) >= 0;
-    while (made && (pair[1] = socket_accept(listener, &from)) == -EAGAIN) usleep(100);
+    AWAIT(!made || (pair[1] = socket_accept(listener, &from)) != -EAGAIN, usleep(100));
     close(listener);
     return made && pair[1] >= 0;
 }
@@ -268,17 +268,16 @@ static inline void world_free(struct world *world) {
     free(world);
 }
 
-static inline void wait_reports(struct world *world) {
-    for (;;) {
-        bool all = true;
-        pthread_mutex_lock(&world->lock);
-        for (uint32_t i = 0; i < world->count; i++)
-            all &= !world->sides[i].alive || world->sides[i].reported == world->epoch;
-        pthread_mutex_unlock(&world->lock);
-        if (all) return;
-        usleep(1000);
-    }
+static inline bool all_reported(struct world *world) {
+    bool all = true;
+    pthread_mutex_lock(&world->lock);
+    for (uint32_t i = 0; i < world->count; i++)
+        all &= !world->sides[i].alive || world->sides[i].reported == world->epoch;
+    pthread_mutex_unlock(&world->lock);
+    return all;
 }
+
+static inline void wait_reports(struct world *world) { AWAIT(all_reported(world), usleep(1000)); }
 
 // The master's rules for what was reported.
 static inline void judge(struct world *world, bool lost) {

@@ -85,7 +85,8 @@ static size_t wanted_world;
 
 static inline void join_work(struct run *run, size_t rank) {
     REQUIRE(pcclConnect(run->comms[rank]) == pcclSuccess);
-    while ((size_t)world(run->comms[rank]) < wanted_world) REQUIRE(pcclUpdateTopology(run->comms[rank]) == pcclSuccess);
+    AWAIT((size_t)world(run->comms[rank]) >= wanted_world,
+          REQUIRE(pcclUpdateTopology(run->comms[rank]) == pcclSuccess));
 }
 
 static inline void start_run(struct run *run, size_t count) {
@@ -108,8 +109,8 @@ static inline pcclReduceDescriptor_t sum_of(size_t count, uint64_t tag) {
 }
 
 static inline void wait_for_state(const pcclComm_t *comm, const char *wanted) {
-    for (char state[64] = ""; strcmp(state, wanted) != 0; usleep(1000))
-        CHECK_EQ(pccl_ext_comm_state(comm, state, sizeof state), pcclSuccess);
+    char state[64];
+    AWAIT(pccl_ext_comm_state(comm, state, sizeof state) == pcclSuccess && strcmp(state, wanted) == 0, usleep(1000));
 }
 
 #endif

@@ -11,7 +11,7 @@ enum { SOON = 30 };
 // Waits for a ticket to the end, in pieces; `begun` is what its begin gave.
 static pcclResult_t end(pcclResult_t begun, struct pccl_ticket *ticket) {
     if (begun != pcclSuccess) return begun;
-    while (pccl_ticket_wait(ticket, SOON) == pcclTimedOut) continue;
+    AWAIT(pccl_ticket_wait(ticket, SOON) != pcclTimedOut, continue);
     CHECK_EQ(pccl_ticket_wait(ticket, SOON), ticket->result); // it is kept
     pccl_ticket_free(ticket);
     return ticket->result;
@@ -118,7 +118,7 @@ static void test_tickets_in_threads(void) {
     copy = ticket;
     pthread_t thread;
     REQUIRE(pthread_create(&thread, NULL, ticket_main, &ticket) == 0);
-    while (!is_inside(run.comms[0]->communicator)) usleep(1000);
+    AWAIT(is_inside(run.comms[0]->communicator), usleep(1000));
     CHECK_EQ(pccl_ticket_wait(&copy, SOON), pcclInvalidUsage);
     CHECK(strstr(copy.text, "another thread is waiting") != NULL);
     CHECK_EQ(pccl_begin_update(run.comms[0], &other), pcclInvalidUsage);
@@ -189,12 +189,14 @@ static bool is_readable(int fd, int milliseconds) {
     return poll(&poll_fd, 1, milliseconds) == 1;
 }
 
+static void take_event(int fd) {
+    REQUIRE(is_readable(fd, CALM_MS));
+    wake_clear(fd);
+}
+
 // Ends a ticket as an event loop does: it looks at the ticket only after an event, and never blocks in it.
 static pcclResult_t end_by_events(int fd, struct pccl_ticket *ticket) {
-    while (pccl_ticket_wait(ticket, 0) == pcclTimedOut) {
-        REQUIRE(is_readable(fd, CALM_MS));
-        wake_clear(fd);
-    }
+    AWAIT(pccl_ticket_wait(ticket, 0) != pcclTimedOut, take_event(fd));
     return ticket->result;
 }
 

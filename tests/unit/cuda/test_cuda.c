@@ -145,9 +145,7 @@ static void test_streams(bool is_default) {
     fake_cuda_free(tensor);
 }
 
-static void await_word(void *word) {
-    while (!atomic_load((atomic_bool *)word)) nanosleep(&(struct timespec){.tv_nsec = MS_NS}, NULL);
-}
+static void await_word(void *word) { AWAIT(atomic_load((atomic_bool *)word), usleep(1000)); }
 
 // Until all that streams have is done.
 static void settle_streams(void) {

@@ -55,7 +55,7 @@ static void test_loss(uint64_t count) {
         struct call_args reduce = broadcast_of(world, i, 0, data[i], data[i], TAG, count);
         CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
-    while (!has_come(&data[2][count - 1], input(0, count - 1))) usleep(1000);
+    AWAIT(has_come(&data[2][count - 1], input(0, count - 1)), usleep(1000));
     kill_side(world, 3);
     new_epoch(world, true);
     for (uint32_t i = 0; i < 3; i++) {

@@ -239,7 +239,7 @@ static void test_comes(void) {
     REQUIRE(say(&world, 1, WIRE_EARLY, early_head(3, HALF), ones, bytes / 2, bytes));
     usleep(2 * PACE_TICK_MS * 1000); // its head has been read
     post(&world, 3);
-    while (hear(&world)->header.type != WIRE_READY) continue;
+    AWAIT(hear(&world)->header.type == WIRE_READY, continue);
     REQUIRE(far_end_write(world.ends[1], ones, bytes - bytes / 2));
     say_ready(&world, 3);
     expect_sums(&world, 3, PART);

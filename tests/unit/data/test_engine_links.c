@@ -29,7 +29,7 @@ static int link_from(struct engine *engine, uint8_t host) {
         .sin_family = AF_INET, .sin_port = htons(bound.port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     REQUIRE(bind(fd, (struct sockaddr *)&source, sizeof source) == 0);
     REQUIRE(connect(fd, (struct sockaddr *)&target, sizeof target) == 0);
-    while ((accepted = socket_accept(listener, &from)) == -EAGAIN) usleep(1000);
+    AWAIT((accepted = socket_accept(listener, &from)) != -EAGAIN, usleep(1000));
     REQUIRE(accepted >= 0);
     CHECK_EQ(from.bytes[3], host);
     engine_add_link(engine, &theirs, 0, far_end_new(accepted));
@@ -57,7 +57,7 @@ static void test_a_stranger_in_the_name_of_a_member(void) {
     CHECK(is_closed(first, PATIENCE_MS));
     CHECK(!is_closed(again, 100));
     close(again);
-    while (engine_has_link(engine, &theirs, 0)) usleep(1000);
+    AWAIT(!engine_has_link(engine, &theirs, 0), usleep(1000));
     int moved = link_from(engine, 2);
     CHECK(engine_has_link(engine, &theirs, 0));
     CHECK(!is_closed(moved, 100));

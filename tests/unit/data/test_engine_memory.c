@@ -93,8 +93,7 @@ static void post(uint64_t of) {
 static bool is_believed(void) {
     post(++tag);
     struct wire_head head;
-    do head = hear(WIRE_READY, 0, NULL, 0);
-    while (head.op.tag != tag);
+    AWAIT((head = hear(WIRE_READY, 0, NULL, 0)).op.tag == tag, continue);
     return head.ready.in_slots == 1;
 }
 
@@ -107,11 +106,10 @@ static void offer(const uint8_t name[RENDEZVOUS_NAME]) {
     args.fingerprint.kind = PLAN_REDUCE;
     REQUIRE(engine_post(engine, &args, 1) == CALL_OK);
     struct wire_head memory = {0}, ready;
-    do ready = hear(WIRE_READY, 0, NULL, 0);
-    while (ready.op.tag != tag);
+    AWAIT((ready = hear(WIRE_READY, 0, NULL, 0)).op.tag == tag, continue);
     say(WIRE_MEMORY, &memory, name, RENDEZVOUS_NAME);
     say(WIRE_READY, &ready, NULL, 0);
-    while (hear(WIRE_CHUNK, 1, NULL, 0).op.tag != tag) continue;
+    AWAIT(hear(WIRE_CHUNK, 1, NULL, 0).op.tag == tag, continue);
 }
 
 static void begin(void) {
@@ -123,7 +121,7 @@ static void begin(void) {
         REQUIRE(listener >= 0 && socket_local_address(listener, &address));
         links[i] = far_end_dial(&address);
         int end;
-        while ((end = socket_accept(listener, &from)) == -EAGAIN) usleep(100);
+        AWAIT((end = socket_accept(listener, &from)) != -EAGAIN, usleep(100));
         REQUIRE(links[i] != NULL && end >= 0);
         close(listener);
         engine_add_link(engine, &mine, i, far_end_new(end));
@@ -339,16 +337,14 @@ static bool takes_slots(struct wire_head *head) {
     args.fingerprint.op = 0;
     args.fingerprint.layout = 2;
     REQUIRE(engine_post(engine, &args, 1) == CALL_OK);
-    do *head = hear(WIRE_READY, 0, NULL, 0);
-    while (head->op.tag != tag);
+    AWAIT((*head = hear(WIRE_READY, 0, NULL, 0)).op.tag == tag, continue);
     return head->ready.in_slots == 1;
 }
 
 // The slots that the engine returns; its report that it has mapped them names none.
 static uint64_t returned_slots(void) {
     uint64_t slots;
-    do slots = hear(WIRE_TAKEN, 0, NULL, 0).taken.slots;
-    while (slots == 0);
+    AWAIT((slots = hear(WIRE_TAKEN, 0, NULL, 0).taken.slots) != 0, continue);
     return slots;
 }
 

@@ -71,7 +71,7 @@ static void begin(struct world *world, uint8_t codec) {
     struct call_args args = {.send = world->send, .recv = world->recv, .tag = 1, .fingerprint = world->what};
     REQUIRE(engine_post(world->engine, &args, 1) == CALL_OK);
     struct wire_head head = {0};
-    while (hear(world, &head).type != WIRE_READY) continue;
+    AWAIT(hear(world, &head).type == WIRE_READY, continue);
     world->window = codec == CODEC_RAW ? pace_granted(MEMBERS, 30, 2000) / PACE_CHUNK_MAX : head.ready.granted;
     REQUIRE(2 * world->window < BLOCKS);
     tell(world, 2, WIRE_READY, 0);
@@ -100,8 +100,8 @@ static void test_all(uint8_t codec) {
     uint64_t block = codec == CODEC_RAW ? PACE_CHUNK_MAX : codec_bytes(codec_find(codec), pcclFloat, CODEC_PIECE);
     tell(&world, OWNER, WIRE_READY, world.window);
     for (uint64_t granted = world.window; granted < BLOCKS; tell(&world, OWNER, WIRE_GRANT, ++granted))
-        while (world.came < (granted + 1 - world.window) * block) hear(&world, &head);
-    while (world.came < BLOCKS * block) hear(&world, &head);
+        AWAIT(world.came >= (granted + 1 - world.window) * block, hear(&world, &head));
+    AWAIT(world.came >= BLOCKS * block, hear(&world, &head));
     CHECK_EQ(world.came, BLOCKS * block);
     CHECK(engine_has_link(world.engine, &ids[OWNER], 0));
     tell(&world, OWNER, WIRE_GRANT, BLOCKS + world.window + 1);

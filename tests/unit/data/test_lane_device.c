@@ -139,7 +139,7 @@ static void begin_held(const struct world *world) {
     fake_device_hold(true);
     CHECK_EQ(engine_post(world->engine, &args, 1), CALL_OK);
     say(world, 0, WIRE_READY);
-    while (hear(world, 0)->header.type != WIRE_READY) continue;
+    AWAIT(hear(world, 0)->header.type == WIRE_READY, continue);
     engine_set_silence(world->engine, SILENCE_NS);
 }
 

@@ -67,7 +67,7 @@ static void run(uint32_t peers, uint32_t late, uint32_t needy, uint64_t count, i
     for (uint32_t i = 0; i < peers; i++)
         if (i != late) post(world, i, data[i], count, op);
     for (uint32_t i = 0; i < peers; i++)
-        while (i != late && !engine_has_posted(world->sides[late].engine, TAG, &world->sides[i].id)) usleep(100);
+        AWAIT(i == late || engine_has_posted(world->sides[late].engine, TAG, &world->sides[i].id), usleep(100));
     cut(world, late, needy);
     post(world, late, data[late], count, op);
     uint64_t wrong = 0;

@@ -73,7 +73,7 @@ static void tcp_pair(int pair[2]) {
     struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}}, from;
     int listener = socket_listen(&address);
     REQUIRE(listener >= 0 && socket_local_address(listener, &address) && (pair[0] = socket_dial(&address)) >= 0);
-    while ((pair[1] = socket_accept(listener, &from)) == -EAGAIN) usleep(100);
+    AWAIT((pair[1] = socket_accept(listener, &from)) != -EAGAIN, usleep(100));
     REQUIRE(pair[1] >= 0);
     close(listener);
 }

@@ -82,7 +82,7 @@ static void tell_in_pieces(struct world *world, size_t length, size_t piece) {
     for (size_t at = 0; at < length; at += piece) {
         size_t part = length - at < piece ? length - at : piece;
         REQUIRE(send(world->fd, bytes + at, part, MSG_NOSIGNAL) == (ssize_t)part);
-        while (socket_gauge(world->fd).queued > 0) usleep(10);
+        AWAIT(socket_gauge(world->fd).queued == 0, usleep(10));
     }
 }
 

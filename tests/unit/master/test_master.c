@@ -64,8 +64,7 @@ static struct wire_header any_frame(struct transport *stream, uint8_t *body, siz
 // The next frame that is no heartbeat; type 0 at the end of the stream.
 static struct wire_header next_frame(struct transport *stream, uint8_t *body, size_t capacity) {
     struct wire_header header;
-    do header = any_frame(stream, body, capacity);
-    while (header.type == WIRE_HEARTBEAT);
+    AWAIT((header = any_frame(stream, body, capacity)).type != WIRE_HEARTBEAT, continue);
     return header;
 }
 
@@ -246,7 +245,7 @@ static enum wire_activity status_in(const struct master *master, const char *run
 static enum wire_activity status_of(const struct master *master) { return status_in(master, ""); }
 
 static void await_activity(const struct master *master, const char *run, enum wire_activity activity) {
-    while (status_in(master, run) != activity) usleep(1000);
+    AWAIT(status_in(master, run) == activity, usleep(1000));
 }
 
 static void test_runs(void) {
@@ -263,7 +262,7 @@ static void test_runs(void) {
     struct wire_buffer frame = {0};
     wire_encode_empty(&frame, clients[1].header, WIRE_RUNS); // no frame of a peer
     say(clients[1].stream, &frame);
-    while (next_type(&clients[1]) != 0) continue;
+    AWAIT(next_type(&clients[1]) == 0, continue);
     transport_free(clients[1].stream);
     await_activity(master, "a", WIRE_IDLE);
     CHECK_EQ(status_in(master, "never"), WIRE_IDLE);
@@ -454,23 +453,27 @@ static void test_time(void) {
     master_free(master);
 }
 
+// Sends TELEMETRY, and returns the type of a frame that has come. WIRE_HEARTBEAT: perhaps none has.
+static uint16_t telemetry_answer(const struct client *client) {
+    static uint8_t body[WIRE_MAX_CONTROL_BYTES];
+    static const struct wire_telemetry told = {.ops = {.live = 1}};
+    struct pollfd polled = {.fd = client->stream->fd, .events = POLLIN};
+    struct wire_buffer frame = {0};
+    wire_encode_telemetry(&frame, client->header, &told);
+    far_end_write(client->stream, frame.bytes, frame.length);
+    wire_buffer_fini(&frame);
+    bool come = client->stream->buffered || poll(&polled, 1, 50) > 0;
+    return come ? any_frame(client->stream, body, sizeof body).type : WIRE_HEARTBEAT;
+}
+
 static void test_telemetry(void) {
     check_case("a peer of which the data plane alone says something is lost");
     struct master *master = start(500);
     struct client a = join(master, 1);
     CHECK_EQ(next_type(&a), WIRE_EPOCH);
     a.header.epoch = 1;
-    struct pollfd polled = {.fd = a.stream->fd, .events = POLLIN};
-    static uint8_t body[WIRE_MAX_CONTROL_BYTES];
-    uint16_t heard = WIRE_HEARTBEAT;
-    while (heard == WIRE_HEARTBEAT) {
-        struct wire_buffer frame = {0};
-        static const struct wire_telemetry told = {.ops = {.live = 1}};
-        wire_encode_telemetry(&frame, a.header, &told);
-        far_end_write(a.stream, frame.bytes, frame.length);
-        wire_buffer_fini(&frame);
-        if (a.stream->buffered || poll(&polled, 1, 50) > 0) heard = any_frame(a.stream, body, sizeof body).type;
-    }
+    uint16_t heard;
+    AWAIT((heard = telemetry_answer(&a)) != WIRE_HEARTBEAT, continue);
     CHECK_EQ(heard, WIRE_EXPELLED);
     transport_free(a.stream);
     master_free(master);

@@ -49,8 +49,7 @@ static void test_answers(void) {
 static void *talk_nonsense(void *listener) {
     struct wire_address from;
     int fd;
-    do fd = socket_accept(*(int *)listener, &from);
-    while (fd == -EAGAIN);
+    AWAIT((fd = socket_accept(*(int *)listener, &from)) != -EAGAIN, usleep(100));
     struct transport *stream = far_end_accepted(fd);
     uint8_t nonsense[WIRE_HEADER_BYTES] = {0xff, 0xff, 0xff, 0xff};
     far_end_write(stream, nonsense, sizeof nonsense);

@@ -338,7 +338,7 @@ static int victim_main(uint16_t port) {
     REQUIRE(pcclInit() == pcclSuccess);
     pcclComm_t *comm = new_comm(port, 0);
     REQUIRE(pcclConnect(comm) == pcclSuccess);
-    while (world(comm) < 4 && pcclUpdateTopology(comm) == pcclSuccess) continue;
+    AWAIT(world(comm) == 4 || pcclUpdateTopology(comm) != pcclSuccess, continue);
     float *values = new_input(3, LARGE);
     pcclReduceDescriptor_t descriptor = sum_of(LARGE, 1);
     while (pcclAllReduce(values, values, &descriptor, comm, NULL) == pcclSuccess) continue;
@@ -486,7 +486,7 @@ static void test_destroy_while_waiting(void) {
     check_case("master gone while waiting");
     run.comms[0] = new_comm(run.port, 0);
     REQUIRE(pthread_create(&connecting, NULL, connect_main, run.comms[0]) == 0);
-    while (pcclUpdateTopology(run.comms[1]) == pcclSuccess && world(run.comms[1]) < 2) continue;
+    AWAIT(pcclUpdateTopology(run.comms[1]) != pcclSuccess || world(run.comms[1]) == 2, continue);
     pthread_join(connecting, &code);
     CHECK_EQ((uintptr_t)code, pcclSuccess);
     start_reducer(&reducing, run.comms[1]);
@@ -531,11 +531,8 @@ static void test_destroy_between_two_steps_of_a_call(void) {
 
 static void work_voting_loop(struct run *run, size_t rank) {
     if (rank + 1 < run->count) {
-        bool stop = false;
-        while (!stop) {
-            stop = (size_t)world(run->comms[rank]) == wanted_world;
-            if (!stop) CHECK_EQ(pcclUpdateTopology(run->comms[rank]), pcclSuccess);
-        }
+        AWAIT((size_t)world(run->comms[rank]) == wanted_world,
+              CHECK_EQ(pcclUpdateTopology(run->comms[rank]), pcclSuccess));
         return;
     }
     int64_t begin = platform_now_ns();
@@ -650,7 +647,7 @@ static void work_stopped(struct run *run, size_t rank) {
         atomic_store(&stopped_at, platform_now_ns());
     }
     pcclResult_t code;
-    while ((code = reduce(run->comms[rank], rank, LARGE, 1, 0xf)) == pcclSuccess) continue;
+    AWAIT((code = reduce(run->comms[rank], rank, LARGE, 1, 0xf)) != pcclSuccess, continue);
     CHECK_EQ(code, pcclRankConnectionLost);
     // of which the machine may take its share
     CHECK(platform_now_ns() - atomic_load(&stopped_at) < 5 * ARRIVAL_STRETCH * HEARTBEAT_MS * MS_NS);
@@ -748,9 +745,9 @@ static void test_stopped_beside_a_master_that_speaks(void) {
     int listener = socket_listen(&address);
     REQUIRE(listener >= 0 && socket_local_address(listener, &address));
     pid_t peer = start_victim(address.port);
-    while ((fd = socket_accept(listener, &from)) == -EAGAIN) usleep(1000);
+    AWAIT((fd = socket_accept(listener, &from)) != -EAGAIN, usleep(1000));
     REQUIRE(fd >= 0 && (played.stream = far_end_accepted(fd)) != NULL);
-    while (!played.welcomed) play_for(&played, 100);
+    AWAIT(played.welcomed, play_for(&played, 100));
     play_for(&played, 200);
     kill(peer, SIGSTOP);
     play_for(&played, HEARTBEAT_MS + 500);

@@ -291,7 +291,7 @@ static void test_accepted_links(void) {
         wire_buffer_fini(&frame);
         uint8_t answer;
         ptrdiff_t got;
-        while ((got = transport_receive(stream, &answer, 1)) == -EAGAIN) turn(wireup, epoll, 1);
+        AWAIT((got = transport_receive(stream, &answer, 1)) != -EAGAIN, turn(wireup, epoll, 1));
         if (i == 0)
             CHECK_EQ(got, 1); // LINK_HEARD
         else

@@ -88,7 +88,7 @@ static enum precopy_news next_news(struct side *side) {
         enum precopy_news news = precopy_take_news(side->precopy, &progress);
         CHECK(progress.done <= progress.total && progress.total <= BYTES + SMALL);
         if (news != PRECOPY_QUIET && news != PRECOPY_ADVANCED) return news;
-        poll(&(struct pollfd){.fd = side->wake, .events = POLLIN}, 1, -1);
+        REQUIRE(poll(&(struct pollfd){.fd = side->wake, .events = POLLIN}, 1, CHECK_PATIENCE_S * 1000) == 1);
         wake_clear(side->wake);
     }
 }
@@ -131,7 +131,7 @@ static void test_copy(void) {
     check_case("later passes bring what has changed since");
     donor.large[BYTES - 1] ^= 1;
     memset(donor.small, 9, SMALL);
-    while (!are_equal(newcomer.small, donor.small, 1)) poll(NULL, 0, 10);
+    AWAIT(are_equal(newcomer.small, donor.small, 1), poll(NULL, 0, 10));
     precopy_end_receiving(newcomer.precopy);
     check_same(&newcomer, &donor);
     check_case("nothing is written after the end");

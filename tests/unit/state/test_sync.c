@@ -201,7 +201,7 @@ static void test_cut_short(void) {
             start(&sides[i], sync_main);
         }
         struct pccl_sync_report report = {0};
-        while (report.rx_bytes == 0) REQUIRE(pccl_ext_sync_report(sides[0].comm, &report) == pcclSuccess);
+        AWAIT(report.rx_bytes > 0, REQUIRE(pccl_ext_sync_report(sides[0].comm, &report) == pcclSuccess));
         pcclDestroyCommunicator(sides[1].comm);
         sides[1].comm = NULL;
         for (unsigned i = 0; i < 2; i++) join(&sides[i]);
@@ -274,22 +274,25 @@ static bool shares_memory(void) {
     return shares;
 }
 
+static int world_after_update(void) {
+    int world = 0;
+    on_all(update_main, 1);
+    REQUIRE(pcclGetAttribute(sides[0].comm, PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE, &world) == pcclSuccess);
+    return world;
+}
+
 // Before any thread is started.
 static void test_no_right_to_read(void) {
     check_case("no right to read another process");
-    int orders[2], world = 1, status;
+    int orders[2], status;
     REQUIRE(pipe(orders) == 0);
     pid_t receiver = fork();
     REQUIRE(receiver >= 0);
     if (receiver == 0) exit(be_receiver(orders[0]));
     begin_run(1);
     REQUIRE(write(orders[1], &port, sizeof port) == sizeof port);
-    while (world < 2) {
-        usleep(1000);
-        on_all(update_main, 1);
-        REQUIRE(pcclGetAttribute(sides[0].comm, PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE, &world) == pcclSuccess);
-    }
-    while (!shares_memory()) usleep(1000);
+    AWAIT(world_after_update() == 2, usleep(1000));
+    AWAIT(shares_memory(), usleep(1000));
     fill(&sides[0], 1);
     sides[0].state.revision = 5;
     on_all(sync_main, 1);
