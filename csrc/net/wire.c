@@ -239,6 +239,25 @@ void wire_encode_bytes(struct wire_buffer *out, struct wire_header header, enum 
     wire_end(&c, header, type);
 }
 
+void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type) {
+    struct cursor c = wire_begin(out);
+    wire_end(&c, header, type);
+}
+
+void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text) {
+    struct wire_text copy = {.length = (uint16_t)strnlen(text, WIRE_MAX_TEXT)};
+    memcpy(copy.chars, text, copy.length);
+    struct cursor c = wire_begin(out);
+    wire_visit_text(&c, &copy);
+    wire_end(&c, header, type);
+}
+
+bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out) {
+    struct cursor c = cursor_read(body, length);
+    wire_visit_text(&c, out);
+    return cursor_complete(&c);
+}
+
 // ---- comparisons ----
 
 bool wire_id_equal(const struct wire_id *a, const struct wire_id *b) { return wire_id_compare(a, b) == 0; }

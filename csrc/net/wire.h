@@ -251,27 +251,34 @@ const char *wire_type_name(uint16_t type);
 // Around the body of a frame that is appended to `out`; memory that is refused leaves `out` as it was, and failed.
 struct cursor wire_begin(struct wire_buffer *out);
 void wire_end(struct cursor *body, struct wire_header header, enum wire_type type);
+void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type);
+// REFUSED, EXPELLED, WAITING, REMOVED
+void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text);
+bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out);
 // Appends a frame whose body is these bytes: STACKS, STACKS_ARE.
 void wire_encode_bytes(struct wire_buffer *out, struct wire_header header, enum wire_type type, const void *bytes,
                        size_t length);
 
-// Each message with a body of its own has two functions. wire_encode_NAME appends one whole frame (type and length of
-// the header are set by it). wire_decode_NAME takes a body whose header was decoded before; false: malformed.
-#define WIRE_DECLARE(name, type) \
-    void wire_encode_##name(struct wire_buffer *out, struct wire_header header, const struct wire_##name *message); \
-    bool wire_decode_##name(const uint8_t *body, size_t length, struct wire_##name *out);
-// Both by visit_NAME, which only reads a message that is written.
+// Appends one whole frame with a body of its own, of those in net/wire_control.h; sets the header's type and length.
+void wire_encode(struct wire_buffer *out, struct wire_header header, enum wire_type type, const void *message);
+// Decodes a body whose header was decoded before. False: malformed.
+bool wire_decode(enum wire_type type, const uint8_t *body, size_t length, void *out);
+
+// wire_encode_NAME and wire_decode_NAME: both for one message, with its type.
 #define WIRE_DEFINE(name, type) \
-    void wire_encode_##name(struct wire_buffer *out, struct wire_header header, const struct wire_##name *message) { \
-        struct cursor c = wire_begin(out); \
-        visit_##name(&c, (struct wire_##name *)message); \
-        wire_end(&c, header, WIRE_##type); \
+    static inline void wire_encode_##name(struct wire_buffer *out, struct wire_header header, \
+                                          const struct wire_##name *message) { \
+        wire_encode(out, header, WIRE_##type, message); \
     } \
-    bool wire_decode_##name(const uint8_t *body, size_t length, struct wire_##name *out) { \
-        struct cursor c = cursor_read(body, length); \
-        visit_##name(&c, out); \
-        return cursor_complete(&c); \
+    static inline bool wire_decode_##name(const uint8_t *body, size_t length, struct wire_##name *out) { \
+        return wire_decode(WIRE_##type, body, length, out); \
     }
+
+CURSOR_INLINE void wire_visit_text(struct cursor *c, struct wire_text *text) {
+    cursor_u16(c, &text->length);
+    cursor_expect(c, text->length <= WIRE_MAX_TEXT);
+    if (!c->bad) cursor_bytes(c, text->chars, text->length);
+}
 
 CURSOR_INLINE void wire_visit_fingerprint(struct cursor *c, struct wire_fingerprint *fingerprint) {
     cursor_u64(c, &fingerprint->count);

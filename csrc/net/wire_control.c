@@ -56,12 +56,6 @@ static void visit_op_name(struct cursor *c, struct wire_op_name *name) {
     cursor_u32(c, &name->subgroup);
 }
 
-static void visit_text(struct cursor *c, struct wire_text *text) {
-    cursor_u16(c, &text->length);
-    cursor_expect(c, text->length <= WIRE_MAX_TEXT);
-    if (!c->bad) cursor_bytes(c, text->chars, text->length);
-}
-
 // The length, and the bytes.
 static void visit_name(struct cursor *c, struct wire_name *name) {
     uint8_t length = c->writes ? (uint8_t)strnlen(name->chars, WIRE_MAX_NAME) : 0;
@@ -255,7 +249,7 @@ static void visit_verdict(struct cursor *c, struct wire_verdict *m) {
     cursor_range(c, &m->kind, WIRE_VERDICT_COMMIT, WIRE_VERDICT_CANCEL);
     visit_id(c, &m->supplier);
     cursor_u16(c, &m->other);
-    visit_text(c, &m->text);
+    wire_visit_text(c, &m->text);
     visit_ids(c, &m->count, m->needy);
 }
 
@@ -354,7 +348,7 @@ static void visit_sync_end(struct cursor *c, struct wire_sync_end *m) {
     cursor_u8(c, &m->code);
     cursor_u64(c, &m->revision);
     cursor_u64(c, &m->tx_bytes);
-    visit_text(c, &m->text);
+    wire_visit_text(c, &m->text);
 }
 
 static void visit_past(struct cursor *c, struct wire_past *past) {
@@ -537,8 +531,6 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
     }
 }
 
-// ---- both ways of each of them ----
-
 // The length, and the bytes. Returns the length.
 static uint8_t visit_run_name(struct cursor *c, struct wire_run *run, uint8_t least) {
     uint8_t length = c->writes ? (uint8_t)strnlen(run->chars, WIRE_MAX_RUN) : 0;
@@ -563,19 +555,27 @@ static void visit_runs_are(struct cursor *c, struct wire_runs_are *m) {
     }
 }
 
-WIRE_CONTROL_MESSAGES(WIRE_DEFINE)
+// The message that a frame of this type has as its body; one that is written is only read.
+static void visit(struct cursor *c, enum wire_type type, void *message) {
+    switch (type) {
+#define WIRE_VISIT(name, type) \
+    case WIRE_##type: visit_##name(c, message); break;
+        WIRE_CONTROL_MESSAGES(WIRE_VISIT)
+#undef WIRE_VISIT
+    default: c->bad = true;
+    }
+}
 
-void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type) {
+void wire_encode(struct wire_buffer *out, struct wire_header header, enum wire_type type, const void *message) {
     struct cursor c = wire_begin(out);
+    visit(&c, type, (void *)message);
     wire_end(&c, header, type);
 }
 
-void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text) {
-    struct wire_text copy = {.length = (uint16_t)strnlen(text, WIRE_MAX_TEXT)};
-    memcpy(copy.chars, text, copy.length);
-    struct cursor c = wire_begin(out);
-    visit_text(&c, &copy);
-    wire_end(&c, header, type);
+bool wire_decode(enum wire_type type, const uint8_t *body, size_t length, void *out) {
+    struct cursor c = cursor_read(body, length);
+    visit(&c, type, out);
+    return cursor_complete(&c);
 }
 
 bool wire_decode_identity(const uint8_t *body, size_t length, struct wire_hello *out) {
@@ -583,10 +583,4 @@ bool wire_decode_identity(const uint8_t *body, size_t length, struct wire_hello 
     *out = (struct wire_hello){0};
     visit_identity(&c, out);
     return !c.bad;
-}
-
-bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out) {
-    struct cursor c = cursor_read(body, length);
-    visit_text(&c, out);
-    return cursor_complete(&c);
 }

@@ -579,14 +579,10 @@ struct wire_remove {
     X(runs_are, RUNS_ARE) \
     X(remove, REMOVE)
 
-WIRE_CONTROL_MESSAGES(WIRE_DECLARE)
+WIRE_CONTROL_MESSAGES(WIRE_DEFINE)
 
 // Decodes what HELLO and RESUME begin with, except the name. In another version than ours the id is all 0.
 bool wire_decode_identity(const uint8_t *body, size_t length, struct wire_hello *out);
-void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type);
-// REFUSED, EXPELLED, WAITING, REMOVED
-void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text);
-bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out);
 
 // log2 of how many entries lie between two hashes of an outline: as few as the limit allows.
 static inline unsigned wire_outline_shift(uint64_t entries) {

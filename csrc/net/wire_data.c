@@ -164,7 +164,17 @@ static void visit_link_hello(struct cursor *c, struct wire_link_hello *m) {
     cursor_expect(c, m->index <= WIRE_MAX_LANES);
 }
 
-WIRE_DEFINE(link_hello, LINK_HELLO)
+void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *hello) {
+    struct cursor c = wire_begin(out);
+    visit_link_hello(&c, (struct wire_link_hello *)hello);
+    wire_end(&c, header, WIRE_LINK_HELLO);
+}
+
+bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out) {
+    struct cursor c = cursor_read(body, length);
+    visit_link_hello(&c, out);
+    return cursor_complete(&c);
+}
 
 void wire_encode_link_padding(struct wire_buffer *out, struct wire_header header) {
     static uint8_t zeros[WIRE_PADDING_BYTES]; // only read
