@@ -498,7 +498,7 @@ static void begin(int argc, char **argv) {
         peer->core = member_new(&peer->id, 0, 1);
         if (peer->core == NULL) die("memory", "refused");
         add_to_index(i);
-        member_set_recovery(peer->core, RECOVERY_MS, 1);
+        member_configure(peer->core, &(struct member_settings){.recovery_limit_ms = RECOVERY_MS, .masters = 1});
     }
     now = platform_now_ns();
 }

@@ -545,7 +545,8 @@ struct crowd *crowd_new(uint64_t seed, uint32_t peers) {
     for (uint32_t i = 0; i < c->count; i++) {
         struct wire_id id = number_id(i);
         c->members[i] = (struct member_model){.core = member_new(&id, 0, 1), .tick_at = INT64_MAX};
-        if (c->members[i].core != NULL) member_set_recovery(c->members[i].core, RECOVERY_MS, 1);
+        static const struct member_settings settings = {.recovery_limit_ms = RECOVERY_MS, .masters = 1};
+        if (c->members[i].core != NULL) member_configure(c->members[i].core, &settings);
         c->refused |= c->members[i].core == NULL;
     }
     if (c->refused || c->members == NULL || c->queue == NULL) {

@@ -25,8 +25,9 @@ enum {
 static struct member *new_core(struct pccl_sim *s, int slot) {
     struct wire_id id = sim_id(s, slot);
     struct member *core = member_new(&id, s->processes[slot].group, LANES);
-    if (core != NULL) member_set_recovery(core, s->recovery_ms, s->master_count);
-    if (core != NULL) member_set_limits(core, &s->limits);
+    struct member_settings settings = {
+        .recovery_limit_ms = s->recovery_ms, .masters = s->master_count, .limits = s->limits};
+    if (core != NULL) member_configure(core, &settings);
     return core;
 }
 

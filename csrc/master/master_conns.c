@@ -90,7 +90,8 @@ void master_conn_start_closing(struct master *master, struct conn *conn) {
 
 // ---- opening ----
 
-struct conn *master_conn_oldest(struct master *master, enum conn_state state) {
+// The one whose deadline comes first; NULL: there is none.
+static struct conn *oldest(struct master *master, enum conn_state state) {
     struct conn *found = NULL;
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         struct conn *conn = &master->conns[i];
@@ -124,8 +125,8 @@ void master_conn_drop_stranger(struct master *master) {
 
 struct conn *master_conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms) {
     if (master->conn_count[CONN_UNUSED] == 0 && master->conn_count[CONN_CLOSING] > 0)
-        master_conn_close(master, master_conn_oldest(master, CONN_CLOSING));
-    struct conn *conn = master_conn_oldest(master, CONN_UNUSED);
+        master_conn_close(master, oldest(master, CONN_CLOSING));
+    struct conn *conn = oldest(master, CONN_UNUSED);
     if (conn == NULL) {
         transport_free(stream);
         return NULL;

@@ -149,8 +149,6 @@ void master_conn_start_closing(struct master *master, struct conn *conn);
 void master_conn_end(struct master *master, struct conn *conn);
 // Closes the dials for a newcomer that is held, and ends its test.
 void master_conn_forget_dials(struct master *master, struct conn *held);
-// The one whose deadline comes first; NULL: there is none.
-struct conn *master_conn_oldest(struct master *master, enum conn_state state);
 // Closes the ANONYMOUS connection that net/strangers names, if there is one.
 void master_conn_drop_stranger(struct master *master);
 bool master_conn_watch(struct master *master, struct conn *conn, uint32_t events);

@@ -215,8 +215,9 @@ bool keys_take_run(const struct keys *keys, struct wire_run *run) {
     return is_run(keys, run);
 }
 
-// No name has a space, so no two names give the same text.
-bool keys_derive(const struct keys_secret *secret, const struct wire_run *run, struct keys_secret *out) {
+// Derives the secret of a named run from one of all runs. False: no memory. No name has a space, so no two names give
+// the same text.
+static bool derive(const struct keys_secret *secret, const struct wire_run *run, struct keys_secret *out) {
     char purpose[32 + WIRE_MAX_RUN];
     snprintf(purpose, sizeof purpose, "pccl run secret 1 %s ", run->chars);
     return ed25519_hash(purpose, secret->bytes, out->bytes) && secret_id(out->bytes, out->id);
@@ -224,7 +225,7 @@ bool keys_derive(const struct keys_secret *secret, const struct wire_run *run, s
 
 bool keys_secret_of(const struct keys *keys, size_t index, const struct wire_run *run, struct keys_secret *out) {
     *out = keys->secrets[index];
-    return is_run(keys, run) || (keys->run.chars[0] == 0 && keys_derive(&keys->secrets[index], run, out));
+    return is_run(keys, run) || (keys->run.chars[0] == 0 && derive(&keys->secrets[index], run, out));
 }
 
 struct keys *keys_of_run(struct keys *keys, const struct wire_run *run) {

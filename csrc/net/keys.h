@@ -100,8 +100,6 @@ bool keys_take_run(const struct keys *keys, struct wire_run *run);
 // The keys of a peer in this run; the caller holds them. With certificates, and for the run without a name, these
 // keys. NULL: no memory, or these keys are confined to another run.
 struct keys *keys_of_run(struct keys *keys, const struct wire_run *run);
-// Derives the secret of a named run from one of all runs. False: no memory.
-bool keys_derive(const struct keys_secret *secret, const struct wire_run *run, struct keys_secret *out);
 // Secret number `index` for a run: one of the keys, or derived from it. False: the keys are confined to another run, or
 // there is no memory.
 bool keys_secret_of(const struct keys *keys, size_t index, const struct wire_run *run, struct keys_secret *out);

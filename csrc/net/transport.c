@@ -145,7 +145,8 @@ struct transport *transport_new(struct transport_context *context, int fd, enum 
     return stream_new(context, context->type, fd, role);
 }
 
-struct transport *transport_new_local(struct transport_context *context, int fd, enum transport_role role) {
+// A local socket (net/rendezvous) stays plain: the kernel tells whose process is at its other end.
+static struct transport *new_local(struct transport_context *context, int fd, enum transport_role role) {
     return stream_new(context, context->type->proves ? &transport_plain : context->type, fd, role);
 }
 
@@ -185,7 +186,7 @@ int transport_dial_local(struct transport_context *context, const struct wire_ad
                          struct transport **out) {
     int fd = rendezvous_dial_master(address);
     if (fd < 0) return fd;
-    *out = transport_new_local(context, fd, TRANSPORT_DIALS);
+    *out = new_local(context, fd, TRANSPORT_DIALS);
     return *out != NULL ? 0 : -ENOMEM;
 }
 
@@ -304,7 +305,7 @@ int transport_listener_accept(struct transport_listener *listener, struct transp
     int fd = socket_accept(listener->fd, from), error = fd < 0 ? -fd : 0;
     if (fd >= 0) {
         struct transport *(*make)(struct transport_context *, int, enum transport_role) =
-            from->family == 0 ? transport_new_local : transport_new;
+            from->family == 0 ? new_local : transport_new;
         *out = make(listener->context, fd, TRANSPORT_ACCEPTS);
         if (*out == NULL) error = ENOMEM;
     }

@@ -141,8 +141,6 @@ void transport_context_release(struct transport_context *context);
 
 // Takes the descriptor of a connection, and closes it when there is no memory: NULL. Holds the context.
 struct transport *transport_new(struct transport_context *context, int fd, enum transport_role role);
-// The same for a local socket (net/rendezvous), which stays plain: the kernel tells whose process is at its other end.
-struct transport *transport_new_local(struct transport_context *context, int fd, enum transport_role role);
 // Begins to connect: to be watched for EPOLLOUT, and carried on by steps. 0 or -errno; -ENONET: the settings of the
 // context do not permit this address.
 int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out);

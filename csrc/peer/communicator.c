@@ -75,14 +75,16 @@ pcclResult_t communicator_check_no_ops(const struct communicator *c) {
 struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id) {
     struct member *core = member_new(id, c->params.group, c->params.lanes);
     if (core == NULL) return NULL;
-    member_set_recovery(core, c->params.recovery_limit_ms, c->params.master_count);
-    member_set_spare_lanes(core, c->params.spare_lanes);
-    member_set_precopy(core, precopy_has_state(c->precopy));
-    member_set_join_only(core, c->params.join_only);
-    member_set_limits(core, &c->params.limits);
-    member_set_name(core, &c->params.name);
-    member_set_relay(core, c->params.relay[0] != 0);
-    member_set_reach(core, &c->params.cards.reach, c->params.cards.count);
+    member_configure(core, &(struct member_settings){.spare_lanes = c->params.spare_lanes,
+                                                     .recovery_limit_ms = c->params.recovery_limit_ms,
+                                                     .masters = c->params.master_count,
+                                                     .join_only = c->params.join_only,
+                                                     .precopy = precopy_has_state(c->precopy),
+                                                     .relay = c->params.relay[0] != 0,
+                                                     .limits = c->params.limits,
+                                                     .name = c->params.name,
+                                                     .reach = c->params.cards.reach,
+                                                     .cards = c->params.cards.count});
     return core;
 }
 

@@ -105,9 +105,13 @@ static void end_vote(struct control *t, const struct member_action *action) {
     pthread_mutex_unlock(&t->c->lock);
 }
 
+static void note_text(struct recorder *recorder, enum recorder_kind kind, const char *text) {
+    recorder_add(recorder, &(struct recorder_event){.kind = kind, .text = text});
+}
+
 static void die(struct control *t, const char *text) {
     struct communicator *c = t->c;
-    recording_note(c->recorder, RECORDER_DIED, text);
+    note_text(c->recorder, RECORDER_DIED, text);
     if (member_leaving(c->core)->left)
         LOG(LOG_NOTICE, "this peer has left the run, as it announced");
     else
@@ -145,8 +149,7 @@ static void introduce(struct control *t) {
     struct wire_header header = member_header(core);
     struct wireup_identity identity = {.self = *member_id(core), .run = header.run, .generation = header.generation};
     memcpy(identity.secret, welcome->secret, sizeof identity.secret);
-    wireup_identify(t->wireup, &identity);
-    wireup_set_park_limit(t->wireup, member_link_limit_ns(core));
+    wireup_identify(t->wireup, &identity, member_link_limit_ns(core));
     // so that a link is found out twice within a limit
     engine_set_silence(t->c->engine, (int64_t)welcome->heartbeat_limit_ms * MS_NS / 2);
 }
@@ -190,7 +193,7 @@ static void seek_master(struct control *t, bool anew, int64_t now) {
         master_link_send(t->c->master, &moved);
         wire_buffer_fini(&moved);
     }
-    if (lost_now) recording_note(t->c->recorder, RECORDER_MASTER_LOST, member_lost_why(core));
+    if (lost_now) note_text(t->c->recorder, RECORDER_MASTER_LOST, member_lost_why(core));
     if (lost_now)
         LOG(LOG_ERR, "master lost: %s; seeks a master for up to %u s, and calls wait", member_lost_why(core),
             t->c->params.recovery_limit_ms / 1000);
@@ -232,7 +235,7 @@ static void perform(struct control *t, const struct member_action *action, int64
     if (links && t->wireup == NULL) return; // the connection has ended
     switch (action->kind) {
     case MEMBER_DIAL: // nobody waits for a spare one, and if its other end is up already, ops begin anew where it fails
-        wireup_dial(t->wireup, &action->id, action->index, &action->reach,
+        wireup_dial(t->wireup, WIRE_LINK_DATA, &action->id, action->index, &action->reach,
                     now + (action->spare ? SPARE_PATIENCE : 1) * member_link_limit_ns(c->core));
         break;
     case MEMBER_RELAY: wireup_relay(t->wireup, &c->relay, action, now, member_link_limit_ns(c->core)); break;
@@ -260,8 +263,7 @@ static void perform(struct control *t, const struct member_action *action, int64
     case MEMBER_SEEK: seek_master(t, action->anew, now); break;
     case MEMBER_FOUND:
         master_link_found(t->c->master, now);
-        recording_note(c->recorder, RECORDER_MASTER_FOUND,
-                       master_link_address(c->master, (char[MASTER_LINK_ADDRESS]){0}));
+        note_text(c->recorder, RECORDER_MASTER_FOUND, master_link_address(c->master, (char[MASTER_LINK_ADDRESS]){0}));
         break;
     case MEMBER_WAITING: tell_waiting(t); break;
     case MEMBER_DONORS: control_precopy_begin(&t->precopy, c, t->wireup, action->donors, now); break;
@@ -399,8 +401,7 @@ static void join(struct control *t, int64_t now) {
     t->wireup = wireup_new(t->c->transport, t->epoll, DATA_LINKS, member_id(t->c->core), judge, t);
     int error = t->wireup == NULL ? ENOMEM : 0;
     if (error == 0 && !master_link_local(t->c->master, &local)) error = errno;
-    if (error == 0) wireup_set_cards(t->wireup, &t->c->params.cards);
-    if (error == 0) error = -wireup_listen(t->wireup, &local, &t->links_port);
+    if (error == 0) error = -wireup_listen(t->wireup, &local, &t->c->params.cards, &t->links_port);
     if (error != 0) {
         wireup_free(t->wireup);
         t->wireup = NULL;
@@ -487,8 +488,8 @@ static bool take_wishes(struct control *t, int64_t now) {
     t->wanted = false;
     pthread_mutex_unlock(&t->c->lock);
     if (wanted && !closing) {
-        master_link_set_run(t->c->master, &t->c->run);
-        master_link_join(t->c->master, t->c->transport, t->c->params.masters, t->c->params.master_count, now);
+        master_link_join(t->c->master, t->c->transport, &t->c->run, t->c->params.masters, t->c->params.master_count,
+                         now);
     }
     return !closing;
 }
@@ -546,8 +547,7 @@ struct control *control_new(struct communicator *c) {
     t->waiting_log = (struct log_limit){.lines = 3, .seconds = 10};
     t->loss_log = (struct log_limit){.lines = 8, .seconds = 10};
     t->epoll = descriptor_epoll();
-    t->c->master = master_link_new(t->epoll, DATA_MASTER);
-    if (t->c->master != NULL) master_link_set_cards(t->c->master, &c->params.cards);
+    t->c->master = master_link_new(t->epoll, DATA_MASTER, &c->params.cards);
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_WAKE};
     if (t->epoll >= 0 && t->c->master != NULL && epoll_ctl(t->epoll, EPOLL_CTL_ADD, c->wake, &event) == 0) return t;
     control_free(t);

@@ -4,7 +4,7 @@ static void try_donor(struct control_precopy *p, struct communicator *c, struct 
     p->copied = p->tried == p->donors.count;
     if (p->copied || wireup == NULL) return;
     const struct wire_donor *donor = &p->donors.donors[p->tried++];
-    wireup_dial_precopy(wireup, &donor->id, &donor->reach, now + member_link_limit_ns(c->core));
+    wireup_dial(wireup, WIRE_LINK_PRECOPY, &donor->id, 0, &donor->reach, now + member_link_limit_ns(c->core));
 }
 
 void control_precopy_begin(struct control_precopy *p, struct communicator *c, struct wireup *wireup,

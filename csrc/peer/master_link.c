@@ -51,9 +51,7 @@ struct master_link {
     struct conn_in in;
 };
 
-static const struct cards no_cards;
-
-struct master_link *master_link_new(int epoll, uint64_t data) {
+struct master_link *master_link_new(int epoll, uint64_t data, const struct cards *cards) {
     struct master_link *m = calloc(1, sizeof *m);
     if (m == NULL) return NULL;
     pthread_mutex_init(&m->lock, NULL);
@@ -61,11 +59,9 @@ struct master_link *master_link_new(int epoll, uint64_t data) {
     m->epoll = epoll;
     m->data = data;
     m->dial_deadline = INT64_MAX;
-    m->cards = &no_cards;
+    m->cards = cards;
     return m;
 }
-
-void master_link_set_cards(struct master_link *m, const struct cards *cards) { m->cards = cards; }
 
 void master_link_free(struct master_link *m) {
     if (m == NULL) return;
@@ -213,10 +209,9 @@ static void dial(struct master_link *m, int64_t now) {
     if (!watch(m, EPOLLOUT)) fail_dial(m, true, "cannot watch the connection to the master at", errno, now);
 }
 
-void master_link_set_run(struct master_link *m, const struct wire_run *run) { m->run = *run; }
-
-void master_link_join(struct master_link *m, struct transport_context *transport, const struct wire_address *masters,
-                      uint32_t count, int64_t now) {
+void master_link_join(struct master_link *m, struct transport_context *transport, const struct wire_run *run,
+                      const struct wire_address *masters, uint32_t count, int64_t now) {
+    m->run = *run;
     m->transport = transport;
     m->card = 0;
     m->cards_left = m->cards->count > 0 ? m->cards->count - 1 : 0;

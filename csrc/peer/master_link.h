@@ -36,8 +36,9 @@ struct master_event {
     char text[MASTER_LINK_TEXT];
 };
 
-// Registers its connections with `epoll` under `data`. NULL when memory is refused.
-struct master_link *master_link_new(int epoll, uint64_t data);
+// Registers its connections with `epoll` under `data`. It dials from `cards` one after the other, and borrows them.
+// NULL when memory is refused.
+struct master_link *master_link_new(int epoll, uint64_t data, const struct cards *cards);
 // Nobody else may hold it. NULL is allowed.
 void master_link_free(struct master_link *link);
 
@@ -45,13 +46,10 @@ void master_link_free(struct master_link *link);
 // is no connection.
 void master_link_send(struct master_link *link, const struct wire_buffer *frames);
 
-// The cards that it dials from, one after the other; none at first. Borrows them.
-void master_link_set_cards(struct master_link *link, const struct cards *cards);
-// Every connection from the next one on names this run first, unless it is empty.
-void master_link_set_run(struct master_link *link, const struct wire_run *run);
-// Dials `masters` in their order, once each, for a newcomer. Borrows `transport` and `masters` until the next call.
-void master_link_join(struct master_link *link, struct transport_context *transport, const struct wire_address *masters,
-                      uint32_t count, int64_t now_ns);
+// Dials `masters` in their order, once each, for a newcomer. Every connection names `run` first, unless it is empty.
+// Borrows `transport` and `masters` until the next call.
+void master_link_join(struct master_link *link, struct transport_context *transport, const struct wire_run *run,
+                      const struct wire_address *masters, uint32_t count, int64_t now_ns);
 // Dials the next master of the list, after this one has refused the newcomer. Returns false if there is none.
 bool master_link_join_next(struct master_link *link, int64_t now_ns);
 // Notes the answer of a master that is of no use to a newcomer. Returns what all masters of the list have answered so

@@ -467,6 +467,21 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
     return m;
 }
 
+void member_configure(struct member *m, const struct member_settings *settings) {
+    m->mesh.spare = settings->spare_lanes;
+    m->mesh.relay = settings->relay;
+    m->recovery.limit_ms = settings->recovery_limit_ms;
+    m->recovery.masters = settings->masters;
+    m->precopy = settings->precopy;
+    m->cards = settings->cards;
+    m->hello.join_only = settings->join_only;
+    m->hello.limits = settings->limits;
+    m->hello.name = settings->name;
+    m->hello.reach = settings->reach;
+}
+
+void member_set_local(struct member *m, const struct wire_address *local) { m->hello.local = *local; }
+
 void member_free(struct member *m) {
     if (m == NULL) return;
     mesh_fini(&m->mesh);

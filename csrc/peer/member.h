@@ -29,26 +29,25 @@ enum member_phase {
     MEMBER_DEAD, // was JOINING or later; `text` says why
 };
 
+struct member_settings {
+    uint32_t spare_lanes;       // that it has room for (peer/mesh)
+    uint32_t recovery_limit_ms; // for how long a lost master is waited for, 0: not at all
+    uint32_t masters;           // in the list
+    bool join_only;             // it is refused where no run goes on, rather than begin one
+    bool precopy;               // it copies the state before it is admitted, from donors that it is told
+    bool relay;                 // there is one, at which it meets others that nobody can dial either
+    struct wire_limits limits;  // how many members it wants its run to have; the same at all peers
+    struct wire_name name;      // that it tells the master; clean
+    struct wire_reach reach;    // where it can be dialled, with ports of 0 where it listens
+    uint32_t cards;             // from which it dials
+};
+
 struct member;
 
 // A state machine in phase IDLE that will join as `id`. NULL when memory is refused.
 struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes);
-// How many spare lanes it has room for (peer/mesh); 0 at first.
-void member_set_spare_lanes(struct member *member, uint32_t spare);
-// For how long a lost master is waited for, 0 (as it is at first): not at all; and how many masters are in the list.
-void member_set_recovery(struct member *member, uint32_t limit_ms, uint32_t masters);
-// Whether it is refused where no run goes on, rather than begin one.
-void member_set_join_only(struct member *member, bool join_only);
-// How many members it wants its run to have; the same at all peers.
-void member_set_limits(struct member *member, const struct wire_limits *limits);
-// Whether it copies the state before it is admitted, from donors that it is told (MEMBER_DONORS).
-void member_set_precopy(struct member *member, bool precopy);
-// The name that it tells the master, which is clean; empty at first.
-void member_set_name(struct member *member, const struct wire_name *name);
-// Sets where it can be dialled, with ports of 0 where it listens, and from how many cards it dials. Nothing at first.
-void member_set_reach(struct member *member, const struct wire_reach *reach, uint32_t cards);
-// Sets whether there is a relay, at which it meets others that nobody can dial either.
-void member_set_relay(struct member *member, bool relay);
+// Sets what it is to be, before it joins; at first all is 0.
+void member_configure(struct member *member, const struct member_settings *settings);
 // Sets its end of the connection to the master, before HELLO or RESUME.
 void member_set_local(struct member *member, const struct wire_address *local);
 void member_free(struct member *member);

@@ -53,8 +53,6 @@ void mesh_init(struct mesh *mesh, const struct wire_id *self, uint32_t lanes) {
     mesh->lanes = lanes;
 }
 
-void mesh_set_spare(struct mesh *mesh, uint32_t spare) { mesh->spare = spare; }
-
 void mesh_fini(struct mesh *mesh) {
     for (size_t i = 0; i < mesh->count; i++) free(mesh->peers[i].links);
     free(mesh->peers);

@@ -35,7 +35,7 @@ struct mesh_peer;
 
 struct mesh {
     struct wire_id self;
-    uint32_t lanes, spare; // of this peer
+    uint32_t lanes, spare; // of this peer; `spare` is set before it has neighbours
     uint64_t join_number;  // likewise: the later joined of a pair dials, unless
     bool closed;           // one of the two alone cannot be dialled
     bool relay;            // two that nobody can dial meet at one outside of the run
@@ -68,8 +68,6 @@ struct mesh_event {
 
 void mesh_init(struct mesh *mesh, const struct wire_id *self, uint32_t lanes);
 void mesh_fini(struct mesh *mesh);
-// How many spare lanes it has room for; before it has neighbours.
-void mesh_set_spare(struct mesh *mesh, uint32_t spare);
 
 // The number in a run, which may be another one than before: nothing of a candidate of that stays.
 void mesh_join(struct mesh *mesh, uint64_t join_number, struct member_output *out);

@@ -2,10 +2,6 @@
 
 #include <stdio.h>
 
-void recording_note(struct recorder *recorder, enum recorder_kind kind, const char *text) {
-    recorder_add(recorder, &(struct recorder_event){.kind = kind, .text = text});
-}
-
 static void record_members(struct recorder *recorder, enum recorder_kind kind, const struct epoch *of,
                            const struct epoch *without, uint64_t number) {
     for (uint32_t i = 0; of != NULL && i < of->ring.count; i++) {

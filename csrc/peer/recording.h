@@ -5,8 +5,6 @@
 #include "base/recorder.h"
 #include "ops/members.h"
 
-// Records an event with a text alone.
-void recording_note(struct recorder *recorder, enum recorder_kind kind, const char *text);
 // Records that `epoch` takes the place of `known` (NULL: it is the first): who has joined, who is gone, and the weights
 // that the master has chosen. `group`: of the peer `self`.
 void recording_epoch(struct recorder *recorder, const struct wire_id *self, uint32_t group, const struct epoch *known,

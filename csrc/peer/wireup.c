@@ -259,10 +259,10 @@ void wireup_free(struct wireup *w) {
     free(w);
 }
 
-int wireup_listen(struct wireup *w, const struct wire_address *local, uint16_t *port) {
+int wireup_listen(struct wireup *w, const struct wire_address *local, const struct cards *cards, uint16_t *port) {
     struct wire_address addresses[LISTENERS] = {*local};
     uint32_t count = 1;
-    const struct cards *cards = &w->routes.cards;
+    w->routes.cards = *cards;
     for (uint32_t i = 0; i < cards->count; i++)
         if (!socket_address_same_host(&cards->list[i].address, local)) addresses[count++] = cards->list[i].address;
     int error = -EADDRINUSE;
@@ -277,14 +277,11 @@ int wireup_listen(struct wireup *w, const struct wire_address *local, uint16_t *
     return error;
 }
 
-void wireup_set_cards(struct wireup *w, const struct cards *cards) { w->routes.cards = *cards; }
-
-void wireup_identify(struct wireup *w, const struct wireup_identity *identity) {
+void wireup_identify(struct wireup *w, const struct wireup_identity *identity, int64_t park_ns) {
     w->identity = *identity;
+    w->park_limit = park_ns;
     if (w->relay != NULL) relay_server_set_secret(w->relay, identity->secret);
 }
-
-void wireup_set_park_limit(struct wireup *w, int64_t limit) { w->park_limit = limit; }
 
 void wireup_cancel(struct wireup *w, const struct wire_id *id) {
     for (uint32_t i = 0; i < w->slot_count; i++) {

@@ -65,19 +65,17 @@ typedef enum member_judgement wireup_judge_fn(void *context, const struct wire_l
 struct wireup *wireup_new(struct transport_context *transport, int epoll, uint64_t first_data,
                           const struct wire_id *self, wireup_judge_fn *judge, void *context);
 void wireup_free(struct wireup *w); // closes what is left, also the streams of events not taken
-// Before it listens. Where they are announced tells whether it relays for others.
-void wireup_set_cards(struct wireup *w, const struct cards *cards);
 // Listens at `local` and at the address of each card, on the first port from WIREUP_FIRST_PORT that is free at all of
-// them. 0 or -errno.
-int wireup_listen(struct wireup *w, const struct wire_address *local, uint16_t *port);
-void wireup_identify(struct wireup *w, const struct wireup_identity *identity);
+// them. Where the cards are announced tells whether it relays for others. 0 or -errno.
+int wireup_listen(struct wireup *w, const struct wire_address *local, const struct cards *cards, uint16_t *port);
+// Parked hellos of connections accepted from now on are kept for `park_ns`.
+void wireup_identify(struct wireup *w, const struct wireup_identity *identity, int64_t park_ns);
 
 // Dials one address of `reach` after the other, from one card after the other (peer/routes), until one answers.
-void wireup_dial(struct wireup *w, const struct wire_id *to, uint32_t index, const struct wire_reach *reach,
-                 int64_t deadline_ns);
-// Ends with WIREUP_PRECOPY. Only its end cancels it.
-void wireup_dial_precopy(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach,
-                         int64_t deadline_ns);
+// `kind`: WIRE_LINK_DATA, or WIRE_LINK_PRECOPY, which ends with WIREUP_PRECOPY, and only its end cancels it.
+void wireup_dial(struct wireup *w, enum wire_link_kind kind, const struct wire_id *to, uint32_t index,
+                 const struct wire_reach *reach, int64_t deadline_ns);
+// A dial of kind WIRE_LINK_PROBE, which measures the link.
 void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,
                   int64_t deadline_ns);
 // Dials the member of the action, or else `relay`, for MEMBER_RELAY. If that waits, the hello comes from the
@@ -92,8 +90,6 @@ void wireup_recheck(struct wireup *w);                          // judges parked
 void wireup_handle(struct wireup *w, uint64_t data, int64_t now_ns); // epoll told of `data`
 void wireup_tick(struct wireup *w, int64_t now_ns);
 int64_t wireup_deadline(const struct wireup *w); // INT64_MAX = none
-// Until when parked hellos of connections accepted from now on are kept.
-void wireup_set_park_limit(struct wireup *w, int64_t limit_ns);
 bool wireup_next(struct wireup *w, struct wireup_event *out);
 
 #endif

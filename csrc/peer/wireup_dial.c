@@ -61,13 +61,9 @@ static void dial(struct wireup *w, enum wire_link_kind kind, const struct wire_i
     dial_next(w, &first);
 }
 
-void wireup_dial(struct wireup *w, const struct wire_id *to, uint32_t index, const struct wire_reach *reach,
-                 int64_t deadline) {
-    dial(w, WIRE_LINK_DATA, to, index, reach, 0, deadline);
-}
-
-void wireup_dial_precopy(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, int64_t deadline) {
-    dial(w, WIRE_LINK_PRECOPY, to, 0, reach, 0, deadline);
+void wireup_dial(struct wireup *w, enum wire_link_kind kind, const struct wire_id *to, uint32_t index,
+                 const struct wire_reach *reach, int64_t deadline) {
+    dial(w, kind, to, index, reach, 0, deadline);
 }
 
 static void dial_relay(struct wireup *w, const struct connection *from, bool waits, int64_t deadline) {

@@ -461,7 +461,10 @@ static void step(struct fuzz *in) {
     case P_REFUSE: fuzz_refuse(fuzz_below(in, 32)); return;
     case P_RECOVERY:
         a = fuzz_u8(in);
-        if (!joined) member_set_recovery(core, 64 * a, 1 + fuzz_below(in, WIRE_MAX_MASTERS));
+        if (!joined)
+            member_configure(core, &(struct member_settings){.spare_lanes = SPARE_LANES,
+                                                             .recovery_limit_ms = 64 * a,
+                                                             .masters = 1 + fuzz_below(in, WIRE_MAX_MASTERS)});
         return;
     case P_RESUME: resume(fuzz_u8(in)); return;
     case P_ROUND_TRIP: member_round_trip(core, (int64_t)fuzz_u8(in) * MS_NS); return;
@@ -482,8 +485,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     newest = (struct member_view){0};
     dial_count = 0;
     core = member_new(&self, 0, LANES);
-    if (core != NULL) member_set_spare_lanes(core, SPARE_LANES);
     MUST(core != NULL);
+    member_configure(core, &(struct member_settings){.spare_lanes = SPARE_LANES});
     while (fuzz_more(&in) && !out.failed) step(&in); // when memory was refused, the body lets the communicator die
     fuzz_refuse(0);
     member_free(core);

@@ -170,7 +170,7 @@ static void dial(bool probe) {
         wireup_probe(wireup, &id, &reach, fuzz_u8(&in) * 10u, now + SECOND_NS);
     } else {
         dialled++;
-        wireup_dial(wireup, &id, how >> 4, &reach, now + SECOND_NS);
+        wireup_dial(wireup, WIRE_LINK_DATA, &id, how >> 4, &reach, now + SECOND_NS);
     }
 }
 
@@ -219,7 +219,7 @@ static void act(uint32_t event) {
     case L_TAKE: take(); break;
     case L_SYSTEM: refusal = refusals[fuzz_below(&in, sizeof refusals / sizeof refusals[0])]; break;
     case L_REFUSE: fuzz_refuse(1 + fuzz_u8(&in)); break;
-    case L_IDENTIFY: wireup_identify(wireup, &identity); break;
+    case L_IDENTIFY: wireup_identify(wireup, &identity, WIREUP_UNKNOWN_MS * MS_NS); break;
     default: break;
     }
     turn();
@@ -241,7 +241,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct transport_context *context = transport_context_new(NULL);
     MUST(context != NULL);
     wireup = wireup_new(context, epoll, FIRST_DATA, &self, judge, NULL);
-    MUST(wireup != NULL && wireup_listen(wireup, &(struct wire_address){.family = 4}, &port) == 0);
+    MUST(wireup != NULL && wireup_listen(wireup, &(struct wire_address){.family = 4}, &(struct cards){0}, &port) == 0);
     while (fuzz_more(&in)) act(fuzz_u8(&in) % L_EVENTS);
     fuzz_refuse(0);
     wireup_free(wireup);

@@ -44,7 +44,7 @@ SOURCES = [
     *sorted(
         str(path.relative_to(ROOT))
         for pattern in (
-            *(f"peer/{name}.c" for name in ("decision", "leaving", "member", "member_settings", "mesh", "recovery")),
+            *(f"peer/{name}.c" for name in ("decision", "leaving", "member", "mesh", "recovery")),
             "master/*.c",
             "ops/*.c",
         )

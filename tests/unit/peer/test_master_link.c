@@ -14,6 +14,8 @@
 
 enum { DATA = 7, WAIT_MS = 5000, MANY = 4000, BODY = 4000 };
 
+static const struct cards no_cards;
+static const struct wire_run no_run;
 static struct master_link *link_;
 static int epoll;
 static struct master_event event;
@@ -85,7 +87,7 @@ static void expect(enum master_event_kind kind) {
 static void begin(const char *name) {
     check_case("%s", name);
     epoll = epoll_create1(0);
-    link_ = master_link_new(epoll, DATA);
+    link_ = master_link_new(epoll, DATA, &no_cards);
     REQUIRE(link_ != NULL);
 }
 
@@ -108,7 +110,7 @@ static void test_join(void) {
     struct wire_address masters[2] = {nobody()};
     int listener = listen_at(&masters[1]);
     char text[MASTER_LINK_ADDRESS], want[64];
-    master_link_join(link_, far_end_context(), masters, 2, platform_now_ns());
+    master_link_join(link_, far_end_context(), &no_run, masters, 2, platform_now_ns());
     expect(MASTER_ANSWERS);
     CHECK_STR(master_link_address(link_, text), socket_address_format(want, sizeof want, &masters[1]));
     CHECK(!master_link_is_open(link_) && master_link_has_earlier(link_));
@@ -124,7 +126,7 @@ static void test_join(void) {
 
     begin("nobody is there");
     masters[1] = nobody();
-    master_link_join(link_, far_end_context(), masters, 2, platform_now_ns());
+    master_link_join(link_, far_end_context(), &no_run, masters, 2, platform_now_ns());
     expect(MASTER_UNREACHABLE);
     CHECK(!event.internal && strstr(event.text, "cannot connect") != NULL);
     for (int i = 0; i < 2; i++)
@@ -138,7 +140,7 @@ static void test_first(void) {
     struct wire_address master;
     int listener = listen_at(&master);
     struct wire_buffer first = {0};
-    master_link_join(link_, far_end_context(), &master, 1, platform_now_ns());
+    master_link_join(link_, far_end_context(), &no_run, &master, 1, platform_now_ns());
     expect(MASTER_ANSWERS);
     send_empty(WIRE_LEAVE, 1);
     wire_encode_empty(&first, (struct wire_header){.run = 1, .epoch = 2}, WIRE_MOVED);
@@ -161,7 +163,7 @@ static void test_first(void) {
 
     check_case("one that has spoken is no peer");
     master_link_close(link_);
-    master_link_join(link_, far_end_context(), &master, 1, platform_now_ns());
+    master_link_join(link_, far_end_context(), &no_run, &master, 1, platform_now_ns());
     expect(MASTER_ANSWERS);
     master_link_use(link_, NULL);
     fd = accept_at(listener);
@@ -208,7 +210,7 @@ static void test_backlog(void) {
     int listener = listen_at(&master);
     pthread_t reader, sender;
     REQUIRE(pthread_create(&reader, NULL, read_many, &listener) == 0);
-    master_link_join(link_, far_end_context(), &master, 1, platform_now_ns());
+    master_link_join(link_, far_end_context(), &no_run, &master, 1, platform_now_ns());
     expect(MASTER_ANSWERS);
     master_link_use(link_, NULL);
     REQUIRE(pthread_create(&sender, NULL, send_many, NULL) == 0);
@@ -225,7 +227,7 @@ static void test_seek(void) {
     struct wire_address masters[2];
     int listener = listen_at(&masters[0]);
     masters[1] = nobody();
-    master_link_join(link_, far_end_context(), masters, 2, platform_now_ns());
+    master_link_join(link_, far_end_context(), &no_run, masters, 2, platform_now_ns());
     expect(MASTER_ANSWERS);
     master_link_use(link_, NULL);
     close(accept_at(listener));

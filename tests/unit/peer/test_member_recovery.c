@@ -124,7 +124,7 @@ static void registered(const char *name, uint32_t recovery_ms, uint32_t masters)
     now = SECOND_NS;
     core = member_new(&self, 0, 1);
     REQUIRE(core != NULL);
-    member_set_recovery(core, recovery_ms, masters);
+    member_configure(core, &(struct member_settings){.recovery_limit_ms = recovery_ms, .masters = masters});
     member_join(core, 5000, now, fresh());
     welcome(RUN, 1);
 }

@@ -163,7 +163,7 @@ static void test_relay(void) {
         uint8_t other = later ? 3 : 9;
         begin();
         mesh.relay = true;
-        mesh_set_spare(&mesh, 6);
+        mesh.spare = 6;
         struct epoch epoch = {.number = 7, .group_epoch = 7, .ring = ring_of((const uint8_t[]){SELF, other}, 2)};
         members[0].reach.closed = members[1].reach.closed = 1;
         CHECK(mesh_begin_epoch(&mesh, &at, NULL, &epoch, false));
@@ -328,7 +328,7 @@ static void up_far(uint8_t number, uint32_t index) {
 // Of a far neighbour. 2 of 3 and 2 are lanes that must be there.
 static void test_spare(void) {
     begin();
-    mesh_set_spare(&mesh, 20);
+    mesh.spare = 20;
     enter((const uint8_t[]){SELF, 3}, 2);
     CHECK_EQ(count(MEMBER_DIAL), 3);
     check_case("none before the others are there");
@@ -373,7 +373,7 @@ static void test_spare(void) {
 
     check_case("a neighbour that wants none, or that is near");
     begin();
-    mesh_set_spare(&mesh, 6);
+    mesh.spare = 6;
     enter((const uint8_t[]){SELF, 3}, 2);
     for (uint32_t index = 0; index < 3; index++) up_far(3, index);
     struct wire_id id = id_of(3);
@@ -386,7 +386,7 @@ static void test_spare(void) {
     end();
     check_case("one that was dialled in an epoch before tells nothing");
     begin();
-    mesh_set_spare(&mesh, 6);
+    mesh.spare = 6;
     enter((const uint8_t[]){SELF, 3}, 2);
     for (uint32_t index = 0; index < 3; index++) up_far(3, index);
     CHECK_EQ(count(MEMBER_DIAL), 1);
@@ -400,7 +400,7 @@ static void test_spare(void) {
     end();
     check_case("a near one");
     begin();
-    mesh_set_spare(&mesh, 6);
+    mesh.spare = 6;
     enter((const uint8_t[]){SELF, 3}, 2);
     for (uint32_t index = 0; index < 3; index++) up(3, index);
     CHECK(mesh.linked && count(MEMBER_DIAL) == 0);
@@ -408,7 +408,7 @@ static void test_spare(void) {
 
     check_case("not too many at once");
     begin();
-    mesh_set_spare(&mesh, 60);
+    mesh.spare = 60;
     enter((const uint8_t[]){SELF, 3}, 2);
     for (uint32_t index = 0; index < 3; index++) up_far(3, index);
     uint32_t dialled = (uint32_t)count(MEMBER_DIAL), made = 0;
@@ -423,7 +423,7 @@ static void test_spare(void) {
 
     check_case("one that has proved who it is counts as made");
     begin();
-    mesh_set_spare(&mesh, 60);
+    mesh.spare = 60;
     enter((const uint8_t[]){SELF, 3}, 2);
     for (uint32_t index = 0; index < 2; index++) up_far(3, index);
     mesh_link_proved(&mesh, &at, &id, 2, &out); // no spare lane: the links that must be there are awaited
@@ -449,7 +449,7 @@ static void test_spare(void) {
 
     check_case("which of them are let in");
     begin();
-    mesh_set_spare(&mesh, 6);
+    mesh.spare = 6;
     enter((const uint8_t[]){SELF, 9, 8, 7}, 4);
     struct wire_link_hello hello = {.from = id_of(9), .kind = WIRE_LINK_DATA, .index = 8};
     CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_ACCEPT);
@@ -465,7 +465,7 @@ static void test_weights(void) {
     check_case("lanes lead to all members where tensors are spread");
     with_share = 9;
     begin();
-    mesh_set_spare(&mesh, 6);
+    mesh.spare = 6;
     enter((const uint8_t[]){SELF, 2, 3, 9}, 4);
     CHECK_EQ(count(MEMBER_DIAL), 6); // to 2 and 3, which joined before: all but what 9 dials
     for (uint32_t index = 0; index < 3; index++) {

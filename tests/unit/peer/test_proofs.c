@@ -24,6 +24,8 @@ int main(void) {
 enum { PATIENCE_MS = 20000, DATA = 7 };
 
 static const struct wire_id another = {"another's id"};
+static const struct cards no_cards;
+static const struct wire_run no_run;
 
 // ---- the far end ----
 
@@ -263,8 +265,8 @@ static void test_accepted_links(void) {
     int epoll = descriptor_epoll();
     struct wire_address address = any_port;
     struct wireup *wireup = wireup_new(own, epoll, 100, self, accept_all, NULL);
-    REQUIRE(wireup != NULL && wireup_listen(wireup, &any_port, &address.port) == 0);
-    wireup_identify(wireup, &(struct wireup_identity){.self = *self, .run = 7});
+    REQUIRE(wireup != NULL && wireup_listen(wireup, &any_port, &no_cards, &address.port) == 0);
+    wireup_identify(wireup, &(struct wireup_identity){.self = *self, .run = 7}, WIREUP_UNKNOWN_MS * MS_NS);
     struct transport_context *other_run = context_of(key_files_of_run("alpha", 1, 0), TRANSPORT_PEER);
     for (int i = 0; i < 4; i++) {
         check_case(i == 0 ? "its own id" : i == 1 ? "another's id" : i == 2 ? "an observer" : "keys of another run");
@@ -344,7 +346,8 @@ static void test_dialled_links(void) {
         int epoll = descriptor_epoll();
         struct wireup *wireup = wireup_new(own, epoll, 100, tls_context_id(own), accept_all, NULL);
         REQUIRE(wireup != NULL);
-        wireup_dial(wireup, wanted, 0, &(struct wire_reach){.count = 1, .addresses = {impostor.address}}, INT64_MAX);
+        wireup_dial(wireup, WIRE_LINK_DATA, wanted, 0,
+                    &(struct wire_reach){.count = 1, .addresses = {impostor.address}}, INT64_MAX);
         while (!wireup_next(wireup, &event)) {
             impostor_turn(&impostor);
             turn(wireup, epoll, 1);
@@ -379,10 +382,10 @@ static void test_masters(void) {
         struct master_event event;
         impostor_open(&impostor, contexts[i]);
         int epoll = descriptor_epoll();
-        struct master_link *link = master_link_new(epoll, DATA);
+        struct master_link *link = master_link_new(epoll, DATA, &no_cards);
         REQUIRE(link != NULL);
         int64_t now_ns = platform_now_ns();
-        master_link_join(link, own, &impostor.address, 1, now_ns);
+        master_link_join(link, own, &no_run, &impostor.address, 1, now_ns);
         while (!master_link_next(link, &event, &now_ns)) {
             impostor_turn(&impostor);
             if (i == 3 && impostor.stream != NULL) transport_hang_up(impostor.stream); // it makes no sense of it

@@ -21,6 +21,7 @@ enum {
 };
 
 static const struct wire_id self = {{1}}, other = {{2}};
+static const struct cards no_cards;
 
 static enum member_judgement judge(void *context, const struct wire_link_hello *hello) {
     (void)context;
@@ -89,7 +90,8 @@ static void test_shortage(struct wireup *wireup, const struct wire_address *nobo
     limit->rlim_cur = 3;
     setrlimit(RLIMIT_NOFILE, limit);
     for (int i = 0; i < 20; i++)
-        wireup_dial(wireup, &other, 0, &(struct wire_reach){.count = 1, .addresses = {*nobody}}, INT64_MAX);
+        wireup_dial(wireup, WIRE_LINK_DATA, &other, 0, &(struct wire_reach){.count = 1, .addresses = {*nobody}},
+                    INT64_MAX);
     limit->rlim_cur = LIMIT;
     setrlimit(RLIMIT_NOFILE, limit);
     dup2(stderr_before, STDERR_FILENO);
@@ -137,8 +139,8 @@ static void test_narrow_to_acceptor(void) {
         uint16_t port;
         char happened[8];
         struct wireup *wireup = wireup_new(far_end_context(), epoll, 100, &self, judge, NULL);
-        REQUIRE(wireup != NULL && wireup_listen(wireup, &any, &port) == 0);
-        wireup_identify(wireup, &(struct wireup_identity){.self = self, .run = 7});
+        REQUIRE(wireup != NULL && wireup_listen(wireup, &any, &no_cards, &port) == 0);
+        wireup_identify(wireup, &(struct wireup_identity){.self = self, .run = 7}, WIREUP_UNKNOWN_MS * MS_NS);
         struct transport *dialer = dial_from(1, port);
         say_begin(dialer, missing);
         turn(wireup, epoll);
@@ -176,8 +178,8 @@ static void test_narrow_to_dialer(void) {
         char happened[8];
         struct wireup *wireup = wireup_new(far_end_context(), epoll, 100, &self, judge, NULL);
         REQUIRE(wireup != NULL);
-        wireup_identify(wireup, &(struct wireup_identity){.self = self, .run = 7});
-        wireup_dial(wireup, &other, 0, &(struct wire_reach){.count = 1, .addresses = {address}},
+        wireup_identify(wireup, &(struct wireup_identity){.self = self, .run = 7}, WIREUP_UNKNOWN_MS * MS_NS);
+        wireup_dial(wireup, WIRE_LINK_DATA, &other, 0, &(struct wire_reach){.count = 1, .addresses = {address}},
                     platform_now_ns() + 3600 * SECOND_NS);
         turn(wireup, epoll);
         int fd = socket_accept(listener, &from);
@@ -224,8 +226,8 @@ int main(void) {
     struct wireup *wireup = wireup_new(far_end_context(), epoll, 100, &self, judge, NULL);
     struct wire_address any = {.family = 4, .bytes = {127, 0, 0, 1}};
     uint16_t port = 0;
-    REQUIRE(wireup != NULL && wireup_listen(wireup, &any, &port) == 0);
-    wireup_identify(wireup, &(struct wireup_identity){.self = self, .run = 7});
+    REQUIRE(wireup != NULL && wireup_listen(wireup, &any, &no_cards, &port) == 0);
+    wireup_identify(wireup, &(struct wireup_identity){.self = self, .run = 7}, WIREUP_UNKNOWN_MS * MS_NS);
 
     check_case("a member that has connected before the flood, and says hello after it");
     struct transport *honest = dial_from(1, port);
