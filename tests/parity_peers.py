@@ -17,7 +17,7 @@ from performers import PATIENCE, preload
 from torch import nn
 
 import pccl.distributed
-from pccl import Communicator, ParityError, ParityInfo, PCCLTimeoutError, Result, SharedState, UsageError
+from pccl import Communicator, ParityError, ParityInfo, PCCLTimeoutError, Result, SharedState, TensorInfo, UsageError
 
 preload(__name__)
 
@@ -78,9 +78,15 @@ class ParityPeer:
         while self.comm.world_size < world:
             self.comm.update_topology()
 
-    def check_other(self, entries: dict[str, int]) -> Any:
-        """Arrays of zeros, of these sizes."""
-        return self._told(self.comm.check_parity, {name: np.zeros(size) for name, size in entries.items()})
+    def check_other(self, entries: dict[str, Any], dtype: str = "float64", fraction: float = 1.0) -> Any:
+        """Arrays of zeros, of these shapes."""
+        state = {name: np.zeros(shape, dtype) for name, shape in entries.items()}
+        return self._told(self.comm.check_parity, state, fraction=fraction)
+
+    def check_typed(self, shape: tuple[int, ...], dtype: str, whole: bool) -> Any:
+        """A tensor of zeros of this shape and type, in a shared state if `whole`."""
+        tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
+        return self._told(self.comm.check_parity, SharedState([TensorInfo.from_torch(tensor, "t")]) if whole else {"t": tensor})
 
     def check_state(self, rate: float) -> Any:
         """With the numbers of an optimizer. Those that it has afterwards."""

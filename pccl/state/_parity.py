@@ -54,6 +54,9 @@ REPAIRS = 3
 
 PARTS_MAX = 1 << 20
 
+LABELS = 4
+"""Of members that have passed other entries, in an error: at most so many."""
+
 CUT_BYTES = 64
 """Entries are cut at multiples of it, from their beginning on: a whole number of elements of any type."""
 
@@ -103,8 +106,11 @@ class _Held:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.expanded: list[str] = []
         """Entries that cannot be written to, since several of their elements are one."""
-        self.state = state if isinstance(state, SharedState) else self._of_tensors(_named(state))
+        tensors = {} if isinstance(state, SharedState) else _named(state)
+        self.state = state if isinstance(state, SharedState) else self._of_tensors(tensors)
         self.infos = self.state._tensor_infos
+        self.texts = [_described(one, tensors.get(one.name, one._owner)) for one in self.infos]
+        """By entry: its name, shape and type, which must be the same on all members, for errors."""
 
     def _of_tensors(self, tensors: Mapping[str, Any]) -> SharedState:
         infos = []
@@ -130,9 +136,8 @@ class _Held:
         return SharedState(infos)
 
     def forms(self) -> list[int]:
-        """By entry: a hash of its name, type and size."""
-        infos = self.infos
-        return [_number(f"{one.name}\0{one.dtype.name} {one.numel} {one.allow_content_inequality}") for one in infos]
+        """By entry: a hash of its name, shape and type."""
+        return [_number(f"{text} {one.allow_content_inequality}") for text, one in zip(self.texts, self.infos, strict=True)]
 
     def hashes(self) -> tuple[list[int], list[int]]:
         """The hash of the whole, and those of all entries, as numbers of 64 bits with signs, two for each."""
@@ -165,6 +170,13 @@ class _Held:
             tensor.copy_(copy)
         for scalar in self.state._scalars:
             scalar.store()
+
+
+def _described(info: TensorInfo, tensor: Any) -> str:
+    """An entry, by its tensor or array if there is one: several types of torch travel as one of the core."""
+    if tensor is None:
+        return f"{info.name!r} ({info.numel} x {info.dtype.name})"
+    return f"{info.name!r} ({str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)})"
 
 
 def pieces_of(sizes: Sequence[int], turn: int, parts: int) -> list[tuple[int, int, int]]:
@@ -317,7 +329,7 @@ class _Check:
                 continue
             with contextlib.suppress(PeerLostError):  # then the others begin the next round, too
                 rows = yield from self._gather(living, entries, most[-1])
-                self._check_alike(rows)
+                self._check_alike(living, rows)
                 verdict = judge([row[1:] for row in rows])
                 assert verdict is not None  # the digests differ
                 repairs += 1
@@ -357,27 +369,24 @@ class _Check:
         yield lambda timeout: self._comm.all_gather(sent, rows, group=group, tag=_TAG_OF_ROWS, timeout=timeout)
         return [tuple(map(tuple, row)) for row in rows.tolist()]
 
-    def _check_alike(self, rows: list[Row]) -> None:
+    def _check_alike(self, living: list[UUID], rows: list[Row]) -> None:
         """UsageError on all members: they have passed different entries, or policies."""
         if len({row[0][0] for row in rows}) > 1:
             used = ", ".join(sorted({repr(POLICIES[row[0][0]]) for row in rows}))
             raise _usage(f"the members have passed different policies ({used}); pass the same on all")
-        forms = [[entry[0] for entry in row[1 : 1 + row[0][1]]] for row in rows]
-        if all(one == forms[0] for one in forms):
+        columns = enumerate(zip(*(row[1:] for row in rows), strict=True))
+        place = next((at for at, column in columns if len({form for form, *_ in column}) > 1), None)
+        if place is None:
             return
-        most = max(map(len, forms))
-        padded = [[*one, *([0] * (most - len(one)))] for one in forms]
-        place = next(at for at, column in enumerate(zip(*padded, strict=True)) if len(set(column)) > 1)
-        here = "missing"
-        if place < len(self._held.infos):
-            info = self._held.infos[place]
-            here = f"{info.name!r} ({info.numel} x {info.dtype.name})"
-        text = f"the members have passed different entries: entry {place} is {here} here, and another one elsewhere"
+        here = self._held.texts[place] if place < len(self._forms) else "missing"
+        own = rows[living.index(self._comm.uuid)][1 + place][0]
+        uuids = [uuid for uuid, row in zip(living, rows, strict=True) if row[1 + place][0] != own]
+        labels = ", ".join(peer_label(name_of(self._comm._handle, one), one) for one in uuids[:LABELS])
+        others = labels + f" and {len(uuids) - LABELS} more" * (len(uuids) > LABELS)
+        differs = f"{place} is {here} here, and another one at {others}"
         if self._name == "replay":
-            text = (
-                f"members have other outputs: output {place} is {here} here, and another one elsewhere, or compute failed there"
-            )
-        raise _usage(text)
+            raise _usage(f"members have other outputs: output {differs}, or compute failed there")
+        raise _usage(f"the members have passed different entries: entry {differs}")
 
     def _note(self, living: list[UUID], verdict: Verdict) -> None:
         if self._found.entry is None:

@@ -96,10 +96,34 @@ def test_numbers_and_copies_are_repaired_too_and_different_entries_refused(start
         assert (kind, "different policies ('raise', 'repair')" in text) == ("UsageError", True)
     for member, entries in zip(three, ({"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 1}), strict=True):
         member.tell("check_other", entries)
-    for member, here in zip(three, ("'b' (2 x DOUBLE)", "'b' (3 x DOUBLE)", "missing"), strict=True):
+    for member, here in zip(three, ("'b' (float64 (2,))", "'b' (float64 (3,))", "missing"), strict=True):
         kind, text = member.answer()
         assert (kind, f"entry 1 is {here} here" in text) == ("UsageError", True)
     assert ask(three, "check") == [(3, None, [])] * 3
+
+
+def test_equal_bytes_of_other_shapes_or_types_are_refused(start):
+    """The error of each member names the tensor, its own form and the members with another one."""
+    two = start(2)
+    for whole, forms in [
+        (True, (((2, 3), "float32"), ((3, 2), "float32"))),
+        (False, (((6,), "float32"), ((2, 3), "float32"))),
+        (False, (((), "int64"), ((1,), "int64"))),
+        (False, (((3, 2), "float32"), ((3,), "complex64"))),
+        (False, (((4,), "float8_e4m3fn"), ((4,), "float8_e5m2"))),
+        (False, (((4,), "bool"), ((4,), "uint8"))),
+        (False, (((0, 3), "float32"), ((3, 0), "float32"))),
+    ]:
+        for member, form in zip(two, forms, strict=True):
+            member.tell("check_typed", *form, whole)
+        for (shape, dtype), other, member in zip(forms, ("p1", "p0"), two, strict=True):
+            kind, text = member.answer()
+            assert kind == "UsageError"
+            assert f"entry 0 is 't' ({dtype} {shape}) here, and another one at {other} (" in text
+    for member, shape in zip(two, ((64, 2), (2, 64)), strict=True):
+        member.tell("check_other", {"a": 64, "b": shape}, "float32", 0.5)
+    assert all("entry 1 is 'b' (float32 (" in member.answer()[1] for member in two)
+    assert ask(two, "check_typed", (2, 3), "complex64", False) == [(2, None, [])] * 2
 
 
 def test_a_death_in_a_check_is_left_out(start):
@@ -144,7 +168,7 @@ def test_a_replay_that_fails_at_one_member_fails_at_all(start):
     found = [member.answer() for member in three]
     assert found[2] == "raised"
     assert [one[0] for one in found[:2]] == ["UsageError"] * 2
-    assert "replay: members have other outputs: output 0 is 'output 0' (1 x FLOAT) here, and " in found[0][1]
+    assert "replay: members have other outputs: output 0 is 'output 0' (float32 ()) here, and another one at p2 (" in found[0][1]
     assert ask(three, "replay", False) == [(3, None, [])] * 3
 
 
