@@ -14,9 +14,11 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from numbers import Real
 from types import FrameType
+from typing import Generic, TypeVar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +28,43 @@ _log = logging.getLogger("pccl")
 
 SAME_NOTICE_SECONDS = 2.0
 """Signals within them are of one notice."""
+
+
+T = TypeVar("T")
+
+
+class _Once(Generic[T]):
+    """A value that is set once, as a `threading.Event` is, but also by a handler of a signal.
+
+    A handler may interrupt whoever holds a lock, that of an Event included. So each change is one call that never blocks.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[T]] = {}
+        self._unset = threading.Lock()
+        self._unset.acquire()
+
+    def set(self, value: T) -> bool:
+        """Sets it, unless it is set. Returns whether this call has."""
+        made = [value]
+        if self._values.setdefault("value", made) is not made:
+            return False
+        self._unset.release()
+        return True
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    @property
+    def value(self) -> T:
+        """KeyError: it is not set."""
+        return self._values["value"][0]
+
+    def wait(self, timeout: float | None) -> bool:
+        """Waits until it is set, at most `timeout` seconds. Returns whether it is."""
+        if not self and self._unset.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+            self._unset.release()  # for the next one that waits
+        return bool(self)
 
 
 class Notice:
@@ -73,16 +112,13 @@ class Notice:
             raise ValueError("file must name a file, not be empty")
         self._every = every
         self._within = within
-        self._lock = threading.Lock()
-        self._listeners: list[Callable[[Notice], None]] = []
-        self._given = threading.Event()
-        self._closed = threading.Event()
-        self._at: float | None = None
-        self._reason = ""
+        self._listeners: deque[Callable[[Notice], None]] = deque()
+        self._given: _Once[tuple[str, float | None]] = _Once()
+        self._closed: _Once[None] = _Once()
         self._signal = 0
         self._signalled = 0.0
         self._pid = os.getpid()
-        # A handler may interrupt whoever holds a lock, so it does no more than wake a thread. A put never blocks, even in a put.
+        # A handler of signals does no more than wake a thread. A put never blocks, even in a put.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         if signals:
             for number in signals:
@@ -97,7 +133,7 @@ class Notice:
     def given(self) -> bool:
         """Whether the process has to go. A signal counts from the moment when it has interrupted the main thread."""
         self._give_if_signalled()
-        return self._given.is_set()
+        return bool(self._given)
 
     def __bool__(self) -> bool:
         return self.given
@@ -105,28 +141,34 @@ class Notice:
     @property
     def reason(self) -> str:
         """What has given it, such as "SIGTERM"; "" before."""
-        return self._reason
+        return self._given.value[0] if self._given else ""
 
     @property
     def seconds_left(self) -> float | None:
         """In how many seconds the process has to be gone, 0 at least; None: not known, or no notice was given."""
-        return None if self._at is None else max(0.0, self._at - time.monotonic())
+        at = self._given.value[1] if self._given else None
+        return None if at is None else max(0.0, at - time.monotonic())
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it is given, at most `timeout` seconds. Whether it was."""
         return self._given.wait(timeout)
 
     def give(self, reason: str, within: float | None = None) -> None:
-        """Gives it, unless it was given, for a `reason` that logs tell: the process has `within` seconds, if that is known."""
-        with self._lock:
-            if self._given.is_set():
+        """Gives it, unless it was given, for a `reason` that logs tell: the process has `within` seconds, if that is known.
+
+        A handler of a signal may call it.
+        """
+        if self._given.set((reason, None if within is None else time.monotonic() + within)):
+            _log.warning("notice: %s: this process leaves at the next step boundary", reason)
+            self._tell()
+
+    def _tell(self) -> None:
+        """Calls each listener that nobody has called."""
+        while True:
+            try:
+                listener = self._listeners.popleft()
+            except IndexError:
                 return
-            self._reason = reason
-            self._at = None if within is None else time.monotonic() + within
-            self._given.set()
-            listeners, self._listeners = self._listeners, []
-        _log.warning("notice: %s: this process leaves at the next step boundary", reason)
-        for listener in listeners:
             try:
                 listener(self)
             except Exception as error:
@@ -134,18 +176,16 @@ class Notice:
 
     def listen(self, listener: Callable[[Notice], None]) -> None:
         """Calls `listener` with this notice once it is given, in a thread; at once, in this one, if it was."""
-        with self._lock:
-            if not self._given.is_set():
-                self._listeners.append(listener)
-                return
-        listener(self)
+        self._listeners.append(listener)
+        if self._given:
+            self._tell()
 
     def close(self) -> None:
         """Stops looking, and gives the signals their handlers back. Idempotent.
 
         Outside the main thread the handlers stay installed, and do what the signals would have done without.
         """
-        self._closed.set()
+        self._closed.set(None)
         for entry in [entry for entry in _hearing if entry[1] is self]:
             with contextlib.suppress(ValueError):  # a signal has just interrupted this, and its handler closed the notice
                 _hearing.remove(entry)
@@ -159,7 +199,7 @@ class Notice:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Notice: {self._reason or 'not given'}>"
+        return f"<Notice: {self.reason or 'not given'}>"
 
     # ---- sources ----
 
@@ -177,7 +217,7 @@ class Notice:
         self._give_if_signalled()
 
     def _give_if_signalled(self) -> None:
-        if self._signal and not self._given.is_set():
+        if self._signal and not self._given:
             self.give(signal.Signals(self._signal).name, self._within)
 
     def _look(self, file: str) -> None:

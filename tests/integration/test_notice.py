@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import logging
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -335,18 +338,69 @@ def end_of_fork(act: Callable[[], object], sends: signal.Signals | None = None) 
     told, tells = os.pipe()
     child = os.fork()
     if child == 0:
+        status = 1
         try:
             act()
             os.write(tells, b"1")
             time.sleep(0.0 if sends is None else PATIENCE)
-            os._exit(0)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
-            os._exit(1)
+            sys.stderr.flush()
+            os._exit(status)
     os.close(tells)
     with open(told, "rb") as opened:
         if opened.read(1) and sends is not None:
             os.kill(child, sends)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_handler_gives_it_at_any_moment():
+    """Python calls a handler between two steps of the main thread, whatever locks that has, and so does a trace."""
+
+    def hear():
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+        logging.disable()
+        for moment in itertools.count():
+            heard: list[Notice] = []
+            notice, steps = Notice(), itertools.count()
+
+            def trace(frame, event, _, moment=moment, notice=notice, steps=steps):
+                if frame.f_code.co_filename not in (pccl.notice.__file__, threading.__file__):
+                    return None
+                frame.f_trace_opcodes = True
+                if event == "opcode" and next(steps) == moment:
+                    notice.give("a handler")
+                return trace
+
+            sys.settrace(trace)
+            notice.listen(heard.append)
+            notice.give("the program")
+            notice.wait(0)
+            notice.close()
+            sys.settrace(None)
+            assert heard == [notice]
+            assert notice.reason in ("a handler", "the program")
+            if moment == 0:
+                assert notice.reason == "a handler"
+            if next(steps) <= moment:
+                break
+        assert moment > 20
+
+    assert end_of_fork(hear) == 0
+
+
+def test_a_handler_gives_it_to_those_that_wait():
+    with Notice() as notice:
+        waits = [Background(notice.wait, PATIENCE) for _ in range(3)]
+        before = signal.signal(signal.SIGUSR1, lambda *_: notice.give("a handler"))
+        try:
+            Background(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+            assert notice.wait(PATIENCE)
+            assert [one.result() for one in waits] == [True] * 3
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_forked_process_ends_as_without():
