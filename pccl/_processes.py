@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
@@ -36,9 +37,14 @@ _libc = ctypes.CDLL(None)
 
 
 def python(code: str, *arguments: str) -> list[str]:
-    """Returns a command that runs `code` in this interpreter. It imports what this process does, not what its directory has."""
+    """Returns a command that runs `code` in this interpreter. It imports what this process does, not what its directory has.
+
+    The standard library comes first: a program may have files of its own beside it, such as queue.py.
+    """
     start = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1))"
-    return [sys.executable, "-P", "-c", f"{start}; {code}", json.dumps(sys.path), *arguments]
+    library = sysconfig.get_path("stdlib")
+    path = sorted(sys.path, key=lambda place: place not in (library, os.path.join(library, "lib-dynload")))
+    return [sys.executable, "-P", "-c", f"{start}; {code}", json.dumps(path), *arguments]
 
 
 def die_with_parent(parent: int) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 
 from pccl._master import RunState, run_state
 from pccl._processes import ENDING, SUPERVISED, how_ended, prepare_child
-from pccl._waits import IN_RUN, LEFT, LEFT_STATUS, LEFT_STATUS_VARIABLE, NOT_JOINED, PIPE_VARIABLE, left_status, tell_supervisor
+from pccl._waits import LEFT, LEFT_STATUS, LEFT_STATUS_VARIABLE, PIPE_VARIABLE, left_status, tell_supervisor
 
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 _KEPT = "PCCL_LAUNCHER_ENVIRONMENT"
@@ -35,6 +35,9 @@ _SI_KERNEL = 128
 
 JOINED = "joined"
 """What a program tells when it has joined a run: from then on a failure is an error of its own."""
+
+MASTERS = "masters "
+"""What a program tells before the addresses of the masters of its run."""
 
 KEYS = "keys "
 """What a program tells before the path of the keys that its job has made."""
@@ -181,15 +184,17 @@ class Child:
             for word in words:
                 self._take(word)
 
-    def _take(self, word: bytes) -> None:
-        if word == JOINED.encode():
+    def _take(self, told: bytes) -> None:
+        """Takes a word. Those of other readers, such as `pccl launch`, mean nothing here."""
+        word = os.fsdecode(told)
+        if word == JOINED:
             self.joined = True
-        elif word == LEFT.encode():
+        elif word == LEFT:
             self.left = True
-        elif word.startswith(KEYS.encode()):
-            self.keys = os.fsdecode(word.removeprefix(KEYS.encode()))
-        elif word and word not in (IN_RUN.encode(), NOT_JOINED.encode()):
-            self.masters = word.decode()
+        elif word.startswith(KEYS):
+            self.keys = word.removeprefix(KEYS)
+        elif word.startswith(MASTERS):
+            self.masters = word.removeprefix(MASTERS)
 
 
 def joining(environment: Mapping[str, str], masters: str, keys: str = "") -> dict[str, str]:
@@ -227,7 +232,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """`python -m pccl._supervisor [--child PID --pipe DESCRIPTOR] program arguments...`: a child may have begun the program."""
+    """Arguments: `[--child PID --pipe DESCRIPTOR] program arguments...`; with --child, that process has begun the program."""
     text = os.environ.get("PCCL_RESTARTS", "") or "0"
     if not text.isdecimal():
         sys.exit(f"PCCL_RESTARTS={text} is invalid; set it to 0 or a larger number")
@@ -244,7 +249,3 @@ def main() -> None:
         os.kill(os.getpid(), -status)
         status = 128 - status
     sys.exit(status)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from pccl._processes import SUPERVISED, prepare_child
+from pccl._processes import SUPERVISED, prepare_child, python
 from pccl._waits import LEFT_STATUS, LEFT_STATUS_VARIABLE, PIPE_VARIABLE
 
 
@@ -40,4 +40,4 @@ def become_supervisor(command: list[str], restarts: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     environment = {**os.environ, "PCCL_RESTARTS": restarts}
-    os.execve(sys.executable, [sys.executable, "-m", "pccl._supervisor", *command], environment)
+    os.execve(sys.executable, python("from pccl._supervisor import main; main()", *command), environment)

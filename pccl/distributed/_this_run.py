@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from pccl._communicator import Communicator
 from pccl._errors import JoinError, StateLostError, reason_of
-from pccl._supervisor import JOINED, KEYS
+from pccl._supervisor import JOINED, KEYS, MASTERS
 from pccl._waits import tell_supervisor
 
 
@@ -34,7 +34,7 @@ class ThisRun:
         self.masters, self.keys = addresses, path or os.environ.get("PCCL_KEYS", "")
         if path:
             tell_supervisor(KEYS + path)
-        tell_supervisor(addresses)
+        tell_supervisor(MASTERS + addresses)
 
     @contextlib.contextmanager
     def meant_to_join(self, addresses: str | None, *, begin: bool = False, keys: str = "") -> Iterator[None]:

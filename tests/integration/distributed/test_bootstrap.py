@@ -584,7 +584,7 @@ def test_the_supervisor_is_told_the_masters_and_when_a_newcomer_has_joined(monke
     with this_run.meant_to_join("127.0.0.1:9"):
         _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
     assert "PCCL_SUPERVISOR_PIPE" not in os.environ
-    assert os.read(told, 100) == b"127.0.0.1:9\n"
+    assert os.read(told, 100) == b"masters 127.0.0.1:9\n"
     this_run.joined()
     os.close(tells)
     assert os.read(told, 100) == b"joined\n"

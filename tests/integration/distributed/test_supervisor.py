@@ -13,15 +13,16 @@ import pytest
 from performers import PATIENCE
 
 import pccl
+from pccl._processes import python
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
 
-TELL = "import os, sys, time, signal; os.write(int(os.environ['PCCL_SUPERVISOR_PIPE']), sys.argv[1].encode());"
+TELL = "import os, sys, time, signal; os.write(int(os.environ['PCCL_SUPERVISOR_PIPE']), b'masters ' + sys.argv[1].encode());"
 
 
 def supervisor(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "pccl._supervisor", sys.executable, "-c", code, *arguments],
+        python("from pccl._supervisor import main; main()", sys.executable, "-c", code, *arguments),
         env={**ENVIRONMENT, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -71,10 +72,15 @@ def test_a_kill_is_absorbed_while_others_go_on(run_of_others):
 
 def test_a_program_that_tells_much_is_never_blocked(run_of_others):
     """As one that makes thousands of groups: more than the pipe holds, and the last word counts."""
-    tell = r"[os.write(int(os.environ['PCCL_SUPERVISOR_PIPE']), b'127.0.0.1:%d\n' % (i + 1)) for i in range(20000)]"
+    tell = r"[os.write(int(os.environ['PCCL_SUPERVISOR_PIPE']), b'masters 127.0.0.1:%d\n' % (i + 1)) for i in range(20000)]"
     code = f"import os; {tell}; {TELL}"
     status, _, errors = end_of(supervisor(f"{code} os.kill(os.getpid(), 9)", run_of_others))
     assert status == 0
+    assert "the others continue without it" in errors
+
+
+def test_words_for_others_mean_nothing(run_of_others):
+    errors = end_of(supervisor(f"{TELL} os.kill(os.getpid(), 9)", f"{run_of_others}\nin the run\nsomething new\n"))[2]
     assert "the others continue without it" in errors
 
 
@@ -205,7 +211,11 @@ def test_a_module():
 
 
 def test_supervise_goes_on_in_a_child(tmp_path):
-    script = tmp_path / "script.py"
+    """In a folder whose files have names of the standard library, which only the supervisor might take for it."""
+    script, folder = tmp_path / "script.py", tmp_path / "here"
+    folder.mkdir()
+    for module in ("queue", "resource", "select", "signal", "typing"):
+        (folder / f"{module}.py").write_text("raise SystemExit('this is no module of the standard library')")
     script.write_text(
         "import os, sys\n"
         "print('begins', os.environ.get('PCCL_SUPERVISED'), sys.argv[1:], flush=True)\n"
@@ -213,16 +223,15 @@ def test_supervise_goes_on_in_a_child(tmp_path):
         "supervise()\n"
         "print('goes on', os.environ.get('PCCL_SUPERVISED'))\n"
     )
-    begun = subprocess.run(
-        [sys.executable, str(script), "an argument"],
-        env={**ENVIRONMENT, "LOCAL_RANK": "0"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert begun.stdout == "begins None ['an argument']\ngoes on 1\n", begun.stderr
-    alone = subprocess.run([sys.executable, str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
-    assert alone.stdout == "begins None []\ngoes on None\n"
+
+    def run(*arguments: str, **environment: str) -> str:
+        command = [sys.executable, str(script), *arguments]
+        environment = {**ENVIRONMENT, **environment}
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
+        return done.stdout + done.stderr
+
+    assert run("an argument", LOCAL_RANK="0") == "begins None ['an argument']\ngoes on 1\n"
+    assert run() == "begins None []\ngoes on None\n"
 
 
 LEAVES = f"""{TELL} print('began', os.environ.get('PCCL_JOIN'))
