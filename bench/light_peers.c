@@ -401,7 +401,7 @@ static void do_vote(enum wire_vote_kind kind) {
     for (uint32_t i = 0; i < peer_count; i++) {
         if (peers[i].gone) continue;
         peers[i].votes = wanted - 1;
-        member_vote(peers[i].core, kind, &peers[i].out);
+        member_vote(peers[i].core, kind, NULL, &peers[i].out);
         enqueue(&peers[i]);
     }
     carry_out();
@@ -434,7 +434,7 @@ static void do_word(const char *word) {
     } else if (strcmp(word, "admit") == 0) {
         for (uint32_t i = 0; i < peer_count; i++) {
             if (member_phase(peers[i].core) != MEMBER_ACCEPTED) continue;
-            member_vote(peers[i].core, WIRE_VOTE_UPDATE, &peers[i].out);
+            member_vote(peers[i].core, WIRE_VOTE_UPDATE, NULL, &peers[i].out);
             enqueue(&peers[i]);
         }
         carry_out();

@@ -411,7 +411,7 @@ static bool vote(struct crowd *c, enum wire_vote_kind kind) {
     for (uint32_t i = 0; i < c->count; i++) {
         struct member_model *p = &c->members[i];
         if (p->ended || member_phase(p->core) != MEMBER_ACCEPTED) continue;
-        member_vote(p->core, kind, &p->out);
+        member_vote(p->core, kind, NULL, &p->out);
         enqueue(c, p);
         any = true;
     }

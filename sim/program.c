@@ -40,7 +40,7 @@ static void vote(struct pccl_sim *s, int slot, uint8_t kind) {
     call(s, p, STEP_VOTING);
     p->program->vote = kind;
     if (kind == WIRE_VOTE_UPDATE || kind == WIRE_VOTE_OPTIMIZE) reports_tell(s, slot);
-    member_vote(p->core, kind, &p->out);
+    member_vote(p->core, kind, NULL, &p->out);
 }
 
 // ---- shared state ----
@@ -76,7 +76,7 @@ static void sync_state(struct pccl_sim *s, int slot) {
               (unsigned long long)(message.content.low & 0xffff), message.incomplete ? ", incomplete" : "");
     call(s, p, STEP_SYNCING);
     state_model_begin(s, slot);
-    member_sync(p->core, &message, &p->out);
+    member_vote(p->core, WIRE_VOTE_SYNC, &message, &p->out);
 }
 
 static void leave(struct pccl_sim *s, int slot) {

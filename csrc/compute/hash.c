@@ -190,8 +190,6 @@ struct hash128 hash_xxh3_128(const void *data, size_t bytes) {
 
 // ---- leaves
 
-uint64_t hash_leaf_count(uint64_t bytes) { return bytes / HASH_LEAF_BYTES + (bytes % HASH_LEAF_BYTES != 0); }
-
 void hash_leaves(uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first, uint64_t count) {
     const uint8_t *at = content;
     for (uint64_t i = 0; i < count; i++) {

@@ -26,7 +26,9 @@ struct hash128 hash_xxh3_128(const void *data, size_t bytes);
 static inline bool hash_equal(struct hash128 a, struct hash128 b) { return a.low == b.low && a.high == b.high; }
 
 // Leaves of content of that size.
-uint64_t hash_leaf_count(uint64_t bytes);
+static inline uint64_t hash_leaf_count(uint64_t bytes) {
+    return bytes / HASH_LEAF_BYTES + (bytes % HASH_LEAF_BYTES != 0);
+}
 // leaves[i] = hash of leaf first + i, for `count` leaves that begin inside the content.
 void hash_leaves(uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first, uint64_t count);
 // The secret of XXH3, HASH_SECRET_BYTES long (compute/kernels_levels.h).

@@ -8,11 +8,6 @@
 
 enum { FIRST_SENDS = 64 };
 
-void actions_clear(struct actions *actions) {
-    actions->bytes.length = 0;
-    actions->send_count = actions->close_count = actions->log_count = actions->event_count = 0;
-}
-
 void actions_fini(struct actions *actions) {
     wire_buffer_fini(&actions->bytes);
     free(actions->sends);

@@ -53,7 +53,11 @@ struct actions {
     size_t event_count; // further ones are left out
 };
 
-void actions_clear(struct actions *actions); // the memory stays
+// Keeps the memory.
+static inline void actions_clear(struct actions *actions) {
+    actions->bytes.length = 0;
+    actions->send_count = actions->close_count = actions->log_count = actions->event_count = 0;
+}
 void actions_fini(struct actions *actions);
 
 // Returns the buffer into which to encode the next frame.

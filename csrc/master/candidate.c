@@ -16,8 +16,6 @@ static const char CLOSED[] = ": neither can be dialled; start a member that can 
 static const char NARROW[] = ": small packets pass, but large ones are lost; set one MTU on the whole path, or "
                              "net.ipv4.tcp_mtu_probing=1 on both hosts";
 
-void candidate_init(struct candidate *candidate) { memset(candidate, 0, offsetof(struct candidate, order)); }
-
 // Newcomers go to the end of their group, in the order in which they came.
 static void insert(struct candidate *candidate, struct peer_record *newcomer) {
     uint32_t at = candidate->count++;

@@ -31,7 +31,9 @@ enum candidate_verdict {
     CANDIDATE_REPAIRS // somebody is expelled, or a link between members is made again, first
 };
 
-void candidate_init(struct candidate *candidate);
+static inline void candidate_init(struct candidate *candidate) {
+    memset(candidate, 0, offsetof(struct candidate, order));
+}
 // The members, and all newcomers that are invited. False: there are none of these.
 bool candidate_form(struct candidate *candidate, struct membership *table);
 // `order` and `count` are set: each member keeps its weight and its site, and a newcomer gets a fair weight.

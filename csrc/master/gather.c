@@ -26,8 +26,6 @@ static bool expects(const struct membership *table) { return table->now_ns < tab
 
 static bool begins_none(const struct gather *gather) { return gather->standby || gather->others_busy; }
 
-void gather_fini(struct gather *gather) { survivors_fini(&gather->survivors); }
-
 static bool tell(struct membership *table, const struct survivor *survivor, enum wire_type type, uint64_t generation) {
     struct wire_header header = {.run = survivor->run.id, .generation = generation};
     return actions_send_empty(&table->actions, survivor->conn, header, type);

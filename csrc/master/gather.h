@@ -87,8 +87,10 @@ struct configuration *survivors_find_configuration(const struct survivors *survi
 // there is none.
 struct configuration *survivors_best_configuration(const struct survivors *survivors);
 // Returns a member of a configuration, if it is here.
-struct survivor *survivors_member(const struct survivors *survivors, const struct configuration *config,
-                                  uint32_t member);
+static inline struct survivor *survivors_member(const struct survivors *survivors, const struct configuration *config,
+                                                uint32_t member) {
+    return survivors_of_id(survivors, &config->run, &config->members[member].id);
+}
 uint32_t configuration_quorum(const struct configuration *config);
 bool configuration_has_majority(const struct configuration *config); // of NULL: no
 // Returns the end of the group whose members begin at `begin`.
@@ -117,7 +119,7 @@ struct resumption {
 };
 
 void gather_init(struct gather *gather, uint64_t key);
-void gather_fini(struct gather *gather);
+static inline void gather_fini(struct gather *gather) { survivors_fini(&gather->survivors); }
 
 // A newcomer comes. False: it is to be registered.
 bool gather_hold(struct gather *gather, struct membership *table, uint32_t conn, const struct wire_address *source,

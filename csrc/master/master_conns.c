@@ -7,10 +7,6 @@
 #include "master/master_private.h"
 #include "net/strangers.h"
 
-uint32_t master_conn_index(const struct master *master, const struct conn *conn) {
-    return (uint32_t)(conn - master->conns);
-}
-
 void master_conn_set(struct master *master, struct conn *conn, enum conn_state state) {
     master->conn_count[conn->state]--;
     conn->state = state;
@@ -33,11 +29,6 @@ void master_conn_close(struct master *master, struct conn *conn) {
     conn_out_fini(&conn->out);
     master_conn_set(master, conn, CONN_UNUSED);
     *conn = (struct conn){0};
-}
-
-bool master_conn_watch(struct master *master, struct conn *conn, uint32_t events) {
-    return transport_watch(conn->stream, master->poller, events,
-                           (epoll_data_t){.u64 = master_conn_index(master, conn)});
 }
 
 // ---- writing ----

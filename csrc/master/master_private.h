@@ -138,7 +138,9 @@ void master_close_all(struct master *master);
 
 // ---- master_conns.c ----
 
-uint32_t master_conn_index(const struct master *master, const struct conn *conn);
+static inline uint32_t master_conn_index(const struct master *master, const struct conn *conn) {
+    return (uint32_t)(conn - master->conns);
+}
 void master_conn_set(struct master *master, struct conn *conn, enum conn_state state);
 // Opens a connection in a free place. NULL: there is none, and it is closed.
 struct conn *master_conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms);
@@ -151,7 +153,10 @@ void master_conn_end(struct master *master, struct conn *conn);
 void master_conn_forget_dials(struct master *master, struct conn *held);
 // Closes the ANONYMOUS connection that net/strangers names, if there is one.
 void master_conn_drop_stranger(struct master *master);
-bool master_conn_watch(struct master *master, struct conn *conn, uint32_t events);
+static inline bool master_conn_watch(struct master *master, struct conn *conn, uint32_t events) {
+    return transport_watch(conn->stream, master->poller, events,
+                           (epoll_data_t){.u64 = master_conn_index(master, conn)});
+}
 void master_conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length);
 void master_conn_flush(struct master *master, struct conn *conn);
 

@@ -14,8 +14,6 @@ void membership_init(struct membership *table, int64_t limit_ns, uint64_t id_key
     table->silence_at = table->warn_at = INT64_MAX;
 }
 
-void membership_fini(struct membership *table) { actions_fini(&table->actions); }
-
 bool membership_same_run(const struct run_identity *a, const struct run_identity *b) {
     return a->id == b->id && memcmp(a->secret, b->secret, sizeof a->secret) == 0;
 }
@@ -37,10 +35,6 @@ struct peer_record *membership_by_id(struct membership *table, const struct wire
         if (!table->peers[at - 1].gone && wire_id_equal(&table->peers[at - 1].member.id, id))
             return &table->peers[at - 1];
     return NULL;
-}
-
-struct peer_record *membership_by_conn(struct membership *table, uint32_t conn) {
-    return conn < ACTIONS_MAX_CONNS && table->by_conn[conn] != 0 ? &table->peers[table->by_conn[conn] - 1] : NULL;
 }
 
 struct peer_record *membership_in_group(struct membership *table, const struct peer_group *group,

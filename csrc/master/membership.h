@@ -137,7 +137,7 @@ struct membership {
 };
 
 void membership_init(struct membership *table, int64_t limit_ns, uint64_t id_key, int64_t now_ns);
-void membership_fini(struct membership *table);
+static inline void membership_fini(struct membership *table) { actions_fini(&table->actions); }
 
 bool membership_same_run(const struct run_identity *a, const struct run_identity *b);
 
@@ -146,7 +146,10 @@ bool membership_same_run(const struct run_identity *a, const struct run_identity
 uint32_t membership_bucket(uint64_t key, const struct wire_id *id); // below MEMBERSHIP_ID_BUCKETS
 // NULL: there is none, or it is gone
 struct peer_record *membership_by_id(struct membership *table, const struct wire_id *id);
-struct peer_record *membership_by_conn(struct membership *table, uint32_t conn); // NULL: none
+// Returns NULL if there is none.
+static inline struct peer_record *membership_by_conn(struct membership *table, uint32_t conn) {
+    return conn < ACTIONS_MAX_CONNS && table->by_conn[conn] != 0 ? &table->peers[table->by_conn[conn] - 1] : NULL;
+}
 struct peer_record *membership_in_group(struct membership *table, const struct peer_group *group,
                                         const struct wire_id *id);
 static inline uint32_t membership_slot(const struct membership *table, const struct peer_record *peer) {

@@ -160,8 +160,6 @@ static bool is_last(const struct quorum_verified *last, const struct wire_buffer
            memcmp(signature, last->signature, sizeof last->signature) == 0;
 }
 
-void quorum_verified_fini(struct quorum_verified *verified) { wire_buffer_fini(&verified->bytes); }
-
 enum quorum_proof quorum_verify(const struct signer *signer, struct quorum_verified *last, uint64_t run,
                                 const struct wire_resume *resume) {
     if (signer->verify == NULL || !resume->accepted) return QUORUM_SIGNED;

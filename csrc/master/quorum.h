@@ -60,7 +60,7 @@ struct quorum_verified {
     uint8_t signature[WIRE_SIGNATURE_BYTES];
 };
 
-void quorum_verified_fini(struct quorum_verified *verified);
+static inline void quorum_verified_fini(struct quorum_verified *verified) { wire_buffer_fini(&verified->bytes); }
 enum quorum_proof { QUORUM_SIGNED, QUORUM_UNSIGNED, QUORUM_NO_MEMORY };
 
 // Whether a master of the run has signed the epoch that a member brings. SIGNED without functions, and for a newcomer;

@@ -128,8 +128,6 @@ void rounds_elect(const struct election_group *group, struct election_voter *vot
 }
 // ---- rounds ----
 
-void rounds_init(struct rounds *rounds) { memset(rounds, 0, offsetof(struct rounds, votes)); }
-
 static struct rounds_group *round_of(struct rounds *rounds, const struct membership *table,
                                      const struct peer_group *group) {
     return &rounds->groups[membership_group_slot(table, group)];

@@ -95,7 +95,7 @@ struct rounds {
     struct election_voter voters[WIRE_MAX_MEMBERS];
 };
 
-void rounds_init(struct rounds *rounds);
+static inline void rounds_init(struct rounds *rounds) { memset(rounds, 0, offsetof(struct rounds, votes)); }
 void rounds_vote(struct rounds *rounds, struct membership *table, struct peer_record *peer,
                  const struct wire_sync_vote *vote);
 void rounds_done(struct rounds *rounds, struct membership *table, struct peer_record *peer,

@@ -27,11 +27,6 @@ struct survivor *survivors_of_id(const struct survivors *survivors, const struct
     return NULL;
 }
 
-struct survivor *survivors_member(const struct survivors *survivors, const struct configuration *config,
-                                  uint32_t member) {
-    return survivors_of_id(survivors, &config->run, &config->members[member].id);
-}
-
 // ---- equality of configurations ----
 
 static uint64_t mix(uint64_t digest, const void *bytes, size_t length) {

@@ -134,11 +134,6 @@ static int answer(const struct relay_hello *hello, int fd) {
     return sent == (ssize_t)length ? 0 : -EPIPE;
 }
 
-void relay_begin(struct relay_hello *hello) {
-    hello->state = RELAY_CONNECTS;
-    hello->received = 0;
-}
-
 int relay_step(struct relay_hello *hello, int fd, uint32_t *awaits) {
     if (hello->state == RELAY_CONNECTS) {
         int error = socket_connect_result(fd);

@@ -48,7 +48,10 @@ struct relay_hello {
 };
 
 // The next step is the first one on another connection.
-void relay_begin(struct relay_hello *hello);
+static inline void relay_begin(struct relay_hello *hello) {
+    hello->state = RELAY_CONNECTS;
+    hello->received = 0;
+}
 // Makes the next step on a connection to a relay. 0: the other end is here. -EAGAIN: `awaits` (EPOLLIN or EPOLLOUT) is
 // set. Else -errno.
 int relay_step(struct relay_hello *hello, int fd, uint32_t *awaits);

@@ -77,11 +77,6 @@ struct subgroup *subgroup_new(const struct wire_id *ids, uint32_t count, uint32_
     return subgroup;
 }
 
-struct subgroup *subgroup_get(struct subgroup *subgroup) {
-    if (subgroup != NULL) atomic_fetch_add(&subgroup->references, 1);
-    return subgroup;
-}
-
 void subgroup_put(struct subgroup *subgroup) {
     if (subgroup == NULL || atomic_fetch_sub(&subgroup->references, 1) > 1) return;
     team_free(subgroup->team);

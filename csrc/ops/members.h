@@ -12,6 +12,7 @@
 #ifndef PCCL_OPS_MEMBERS_H
 #define PCCL_OPS_MEMBERS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -93,7 +94,10 @@ struct subgroup {
 // Copies the ids, with one reference. `rank` is the caller's. Returns NULL if memory was refused.
 struct subgroup *subgroup_new(const struct wire_id *ids, uint32_t count, uint32_t rank);
 // Adds a reference. NULL is allowed, here and in subgroup_put.
-struct subgroup *subgroup_get(struct subgroup *subgroup);
+static inline struct subgroup *subgroup_get(struct subgroup *subgroup) {
+    if (subgroup != NULL) atomic_fetch_add(&subgroup->references, 1);
+    return subgroup;
+}
 void subgroup_put(struct subgroup *subgroup);
 bool subgroup_names(const struct subgroup *subgroup, const struct wire_id *id);
 // Returns true if the member of this rank is in the epoch.

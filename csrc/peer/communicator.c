@@ -467,7 +467,7 @@ static pcclResult_t begin_vote(struct communicator *c, enum wire_vote_kind kind,
     if (kind != WIRE_VOTE_PENDING) RETURN_IF_FAILED(communicator_check_no_ops(c));
     communicator_ticket_open(c, &votes[kind]);
     struct member_output out = {0};
-    member_vote(c->core, kind, &out);
+    member_vote(c->core, kind, NULL, &out);
     pthread_mutex_unlock(&c->lock);
     master_link_send(c->master, &out.frames);
     member_output_fini(&out);

@@ -58,11 +58,6 @@ void decision_vote_open(struct pending_vote *b, enum wire_vote_kind kind, const 
     b->differs_told = false;
 }
 
-void decision_vote_close(struct pending_vote *b) {
-    b->kind = 0;
-    b->unsent = false;
-}
-
 void decision_vote_cast(struct pending_vote *b, struct wire_header header, struct wire_buffer *out) {
     struct wire_vote vote = {.kind = b->kind};
     if (b->kind == WIRE_VOTE_SYNC)

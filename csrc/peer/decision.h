@@ -99,7 +99,10 @@ struct pending_vote {
 // `sync` is NULL unless `kind` is WIRE_VOTE_SYNC. `heard`: the master hears it.
 void decision_vote_open(struct pending_vote *b, enum wire_vote_kind kind, const struct wire_sync_vote *sync,
                         bool heard);
-void decision_vote_close(struct pending_vote *b);
+static inline void decision_vote_close(struct pending_vote *b) {
+    b->kind = 0;
+    b->unsent = false;
+}
 // Casts it.
 void decision_vote_cast(struct pending_vote *b, struct wire_header header, struct wire_buffer *out);
 // The next master will hold the election again, with what the tensors hold now; `self` is whose they are.

@@ -1,11 +1,8 @@
 #include "peer/leaving.h"
 
 #include <stddef.h>
-#include <string.h>
 
 #include "base/platform.h"
-
-void leaving_init(struct leaving *leaving) { memset(leaving, 0, offsetof(struct leaving, others)); }
 
 static int64_t moment(uint32_t within_ms, int64_t now) {
     return within_ms == WIRE_WITHIN_UNKNOWN ? INT64_MAX : now + within_ms * MS_NS;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "ops/members.h"
 
@@ -22,7 +23,7 @@ struct leaving {
     struct leaving_member others[WIRE_MAX_MEMBERS]; // of the epoch in force; this member too, once the master tells
 };
 
-void leaving_init(struct leaving *leaving);
+static inline void leaving_init(struct leaving *leaving) { memset(leaving, 0, offsetof(struct leaving, others)); }
 // Notes that this member leaves; `within_ms` may be WIRE_WITHIN_UNKNOWN.
 void leaving_announce(struct leaving *leaving, uint32_t within_ms, bool at_update, int64_t now_ns);
 // Appends LEAVING if this member has announced that it leaves: to each master that it comes to.

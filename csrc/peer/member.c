@@ -498,19 +498,11 @@ void member_join(struct member *m, uint16_t port, int64_t now, struct member_out
     wire_encode_hello(&out->frames, member_header(m), &hello);
 }
 
-static void open_vote(struct member *m, enum wire_vote_kind kind, const struct wire_sync_vote *sync,
-                      struct member_output *out) {
+void member_vote(struct member *m, enum wire_vote_kind kind, const struct wire_sync_vote *sync,
+                 struct member_output *out) {
     if (m->phase != MEMBER_ACCEPTED || m->vote.kind != 0) return;
     decision_vote_open(&m->vote, kind, sync, !recovery_is_unheard(&m->recovery));
     decision_vote_cast(&m->vote, member_header(m), &out->frames);
-}
-
-void member_vote(struct member *m, enum wire_vote_kind kind, struct member_output *out) {
-    open_vote(m, kind, NULL, out);
-}
-
-void member_sync(struct member *m, const struct wire_sync_vote *vote, struct member_output *out) {
-    open_vote(m, WIRE_VOTE_SYNC, vote, out);
 }
 
 void member_announce(struct member *m, uint32_t within_ms, bool at_update, int64_t now, struct member_output *out) {

@@ -95,10 +95,10 @@ void member_link_lost(struct member *member, const struct wire_id *id, uint32_t 
 void member_measured(struct member *member, const struct wire_id *from, const struct wire_id *to, uint64_t bytes_per_s,
                      struct member_output *out);
 
-// Opens a vote; ends with MEMBER_VOTE_END. The phase must be ACCEPTED and no vote open.
-void member_vote(struct member *member, enum wire_vote_kind kind, struct member_output *out);
-// Opens the vote of a round of shared state; ends with MEMBER_VOTE_END. Likewise.
-void member_sync(struct member *member, const struct wire_sync_vote *vote, struct member_output *out);
+// Opens a vote; ends with MEMBER_VOTE_END. The phase must be ACCEPTED and no vote open. `sync`: what a vote of
+// WIRE_VOTE_SYNC says of the shared state, else NULL.
+void member_vote(struct member *member, enum wire_vote_kind kind, const struct wire_sync_vote *sync,
+                 struct member_output *out);
 // Announces that it leaves, in `within_ms` if that is known. `at_update`: the next update vote that passes takes it
 // out, which ends that vote here with pcclLeft; otherwise all are only told. Its phase is ACCEPTED.
 void member_announce(struct member *member, uint32_t within_ms, bool at_update, int64_t now_ns,

@@ -240,11 +240,6 @@ bool recovery_take_waiting(struct recovery *r, const uint8_t *body, size_t lengt
     return true;
 }
 
-void recovery_end(struct recovery *r) {
-    r->state = RECOVERY_NONE;
-    memset(&r->late, 0, sizeof r->late);
-}
-
 // Returns one of the losses that RESUMED reported, as far as `now`, the first view after them, shows it.
 static struct member_view loss_of(const struct recovery *r, uint32_t at, const struct member_view *now) {
     const struct wire_loss *loss = &r->resumed.losses[at];
@@ -285,19 +280,12 @@ void recovery_seek_begin(struct recovery_seek *seek, bool again, int64_t now) {
     seek->began = seek->next = seek->told = now;
 }
 
-const struct wire_address *recovery_seek_master(const struct recovery_seek *seek) { return &seek->masters[seek->at]; }
-
 bool recovery_seek_failed(struct recovery_seek *seek, int64_t now) {
     seek->next = now;
     if (++seek->at < seek->count) return true;
     seek->at = 0;
     seek->next = now + (now - seek->began < SEEK_FAST_FOR_MS * MS_NS ? SEEK_FAST_MS : SEEK_SLOW_MS) * MS_NS;
     return seek->again;
-}
-
-void recovery_seek_anew(struct recovery_seek *seek, int64_t now) {
-    seek->at = 0;
-    seek->next = now;
 }
 
 bool recovery_seek_tells(struct recovery_seek *seek, int64_t now) {

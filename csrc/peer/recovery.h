@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "peer/decision.h"
 
@@ -117,7 +118,10 @@ void recovery_hear_losses(struct recovery *r, uint64_t before, const struct memb
 // Whether an epoch tells the own group of a loss. What a peer adopts with the end of its vote or its connect it cannot
 // lose afterwards.
 bool recovery_has_lost(const struct recovery *r, const struct wire_epoch *epoch, bool newcomer);
-void recovery_end(struct recovery *r);
+static inline void recovery_end(struct recovery *r) {
+    r->state = RECOVERY_NONE;
+    memset(&r->late, 0, sizeof r->late);
+}
 
 // Whether it has waited for long enough at a later master of the list.
 static inline bool recovery_looks_again(const struct recovery *r, int64_t now_ns) {
@@ -151,11 +155,16 @@ struct recovery_seek {
 // `again`: the master was lost. It is the one dialled first if it is the only one, else the first of the list.
 void recovery_seek_begin(struct recovery_seek *seek, bool again, int64_t now_ns);
 // The one to be dialled.
-const struct wire_address *recovery_seek_master(const struct recovery_seek *seek);
+static inline const struct wire_address *recovery_seek_master(const struct recovery_seek *seek) {
+    return &seek->masters[seek->at];
+}
 // Notes that the master could not be reached, or left. Returns false if there is none left to try.
 bool recovery_seek_failed(struct recovery_seek *seek, int64_t now_ns);
 // From the first one on, at once: a better one may be there by now.
-void recovery_seek_anew(struct recovery_seek *seek, int64_t now_ns);
+static inline void recovery_seek_anew(struct recovery_seek *seek, int64_t now) {
+    seek->at = 0;
+    seek->next = now;
+}
 // Returns true when another log line is due.
 bool recovery_seek_tells(struct recovery_seek *seek, int64_t now_ns);
 

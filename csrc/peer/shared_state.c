@@ -89,7 +89,7 @@ static pcclResult_t vote(struct communicator *c) {
     c->shared_state->voted = true;
     c->shared_state->hashed_at = platform_now_ns();
     struct member_output out = {0};
-    member_sync(c->core, &vote, &out);
+    member_vote(c->core, WIRE_VOTE_SYNC, &vote, &out);
     pthread_mutex_unlock(&c->lock);
     master_link_send(c->master, &out.frames);
     member_output_fini(&out);

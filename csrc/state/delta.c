@@ -36,11 +36,6 @@ struct delta {
 
 // ---- lists of entries ----
 
-struct delta_outline delta_outline_begin(struct wire_outline *outline, uint64_t entries) {
-    outline->entries = entries;
-    return (struct delta_outline){.outline = outline};
-}
-
 void delta_outline_add(struct delta_outline *made, const void *entry, size_t bytes) {
     unsigned shift = wire_outline_shift(made->outline->entries);
     uint64_t link[2] = {htole64(made->hash), htole64(hash_xxh3_64(entry, bytes))};

@@ -31,7 +31,10 @@ struct delta_outline {
     uint64_t added, hash;
 };
 
-struct delta_outline delta_outline_begin(struct wire_outline *outline, uint64_t entries);
+static inline struct delta_outline delta_outline_begin(struct wire_outline *outline, uint64_t entries) {
+    outline->entries = entries;
+    return (struct delta_outline){.outline = outline};
+}
 // Adds the next entry, as it is hashed for the mask. Called as often as there are entries.
 void delta_outline_add(struct delta_outline *made, const void *entry, size_t bytes);
 // Finds the first difference between `mine` and `other`, which are known to differ: exactly, if neither has more than

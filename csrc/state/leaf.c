@@ -53,24 +53,25 @@ static void average(double *value, double newest) {
     *value = *value == 0 ? newest : *value + NEWEST_PART * (newest - *value);
 }
 
-bool leaf_packing_pays(const struct leaf_packing *choice, double speed) {
+static bool pays(const struct leaf_packing *choice, double speed) {
     if (speed == 0 || choice->pack == 0) return false;
     return choice->pack * (1 + UNPACK_PART) + choice->ratio / speed < PAYS_BELOW / speed;
 }
 
 bool leaf_packing_tries(struct leaf_packing *choice, double speed) {
     if (speed == 0) return false;
-    if (leaf_packing_pays(choice, speed)) return true;
+    if (pays(choice, speed)) return true;
     if (choice->wait > 0) choice->wait--;
     return choice->wait == 0;
 }
 
-void leaf_packing_tried(struct leaf_packing *choice, double speed, uint32_t length, uint32_t packed_length,
+bool leaf_packing_tried(struct leaf_packing *choice, double speed, uint32_t length, uint32_t packed_length,
                         int64_t ns) {
     double pack = (double)ns / length, wait = pack * speed / TRIALS_PART;
     average(&choice->pack, pack > 0 ? pack : 1e-9);
     average(&choice->ratio, packed_length == 0 ? 1 : (double)packed_length / length);
     choice->wait = wait < WAIT_LEAST ? WAIT_LEAST : wait < WAIT_MOST ? (uint32_t)wait : WAIT_MOST;
+    return pays(choice, speed);
 }
 
 // ---- checking ----

@@ -35,8 +35,8 @@ struct leaf_packing { // all 0 at the beginning
 
 // Whether the next leaf is to be packed, to send it so or as a trial.
 bool leaf_packing_tries(struct leaf_packing *choice, double speed);
-void leaf_packing_tried(struct leaf_packing *choice, double speed, uint32_t length, uint32_t packed_length, int64_t ns);
-bool leaf_packing_pays(const struct leaf_packing *choice, double speed);
+// Notes a trial. Returns whether packing pays.
+bool leaf_packing_tried(struct leaf_packing *choice, double speed, uint32_t length, uint32_t packed_length, int64_t ns);
 
 // ---- checking ----
 enum { LEAF_JOBS_MOST = 64 }; // under way

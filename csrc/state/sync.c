@@ -134,8 +134,8 @@ static bool pack(struct sync *sync, struct lane *lane, struct requester *request
     // Not the time on the clock: one turn of another process would turn packing off for long.
     int64_t began = platform_thread_ns();
     uint32_t packed = leaf_pack(stage, frame->payload, frame->length);
-    leaf_packing_tried(&requester->choice, speed, frame->length, packed, platform_thread_ns() - began);
-    if (packed == 0 || !leaf_packing_pays(&requester->choice, speed)) return true;
+    int64_t took = platform_thread_ns() - began;
+    if (!leaf_packing_tried(&requester->choice, speed, frame->length, packed, took) || packed == 0) return true;
     if (frame->fence != 0) device_unmap(frame->device, frame->payload);
     frame->fence = 0;
     frame->payload = stage;

@@ -441,14 +441,14 @@ static void step(struct fuzz *in) {
         a = (uint8_t)(1 + fuzz_below(in, 3));
         if (member_phase(core) == MEMBER_ACCEPTED && vote == 0) {
             vote = a;
-            member_vote(core, a, &out);
+            member_vote(core, a, NULL, &out);
         }
         break;
     case P_SYNC: {
         struct wire_sync_vote state = {.strategy = (uint8_t)fuzz_below(in, 3)};
         if (member_phase(core) == MEMBER_ACCEPTED && vote == 0) {
             vote = WIRE_VOTE_SYNC;
-            member_sync(core, &state, &out);
+            member_vote(core, WIRE_VOTE_SYNC, &state, &out);
         }
         break;
     }

@@ -182,7 +182,7 @@ static void expect_fresh_wanted(struct bed *bed) {
 }
 
 static void vote(struct bed *bed, enum wire_vote_kind kind) {
-    member_vote(bed->member, kind, fresh(bed));
+    member_vote(bed->member, kind, NULL, fresh(bed));
     CHECK_EQ(next_type(bed), WIRE_VOTE);
 }
 
@@ -459,7 +459,7 @@ static void test_votes_and_death(void) {
     check_case("pending");
     accepted(&bed, 10, "1 2", "2");
     vote(&bed, WIRE_VOTE_PENDING);
-    member_vote(bed.member, WIRE_VOTE_UPDATE, fresh(&bed)); // one at a time
+    member_vote(bed.member, WIRE_VOTE_UPDATE, NULL, fresh(&bed)); // one at a time
     CHECK_EQ(next_type(&bed), 0);
     enter(&bed, WIRE_REASON_LOSS, 6, 6, "1");
     CHECK_EQ(count_actions(&bed, MEMBER_VOTE_END), 0);
@@ -498,7 +498,7 @@ static void test_votes_and_death(void) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("expelled in a sync: %s", rows[i].why);
         accepted(&bed, 10, "1 2", "2");
-        member_sync(bed.member, &(struct wire_sync_vote){.revision = 9}, fresh(&bed));
+        member_vote(bed.member, WIRE_VOTE_SYNC, &(struct wire_sync_vote){.revision = 9}, fresh(&bed));
         text_frame(&bed, WIRE_EXPELLED, rows[i].why);
         CHECK_EQ(first_action(&bed, MEMBER_VOTE_END)->code, rows[i].code);
         end(&bed);
@@ -516,7 +516,7 @@ static void test_votes_and_death(void) {
         check_case("entries that differ: %s", differences[i].name);
         accepted(&bed, 10, "1 2", "2");
         struct wire_sync_vote state = {.revision = 9};
-        if (differences[i].syncs) member_sync(bed.member, &state, fresh(&bed));
+        if (differences[i].syncs) member_vote(bed.member, WIRE_VOTE_SYNC, &state, fresh(&bed));
         struct wire_sync_differs message = {differences[i].first, differences[i].last};
         struct wire_buffer frame = {0};
         wire_encode_sync_differs(&frame, from_master(&bed), &message);
@@ -609,7 +609,7 @@ static void test_random(void) {
             case 2: up(&bed, (uint8_t)who, index); break;
             case 3: failed(&bed, (uint8_t)who, index); break;
             case 4: lost(&bed, (uint8_t)who, index); break;
-            case 5: member_vote(bed.member, WIRE_VOTE_UPDATE, fresh(&bed)); break;
+            case 5: member_vote(bed.member, WIRE_VOTE_UPDATE, NULL, fresh(&bed)); break;
             case 6: outcome(&bed, WIRE_VOTE_UPDATE, 0, 0); break;
             default:
                 bed.now += (int64_t)(pick % 300) * MS_NS;

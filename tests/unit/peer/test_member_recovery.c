@@ -194,7 +194,7 @@ static void test_loss(void) {
     end();
 
     accepted("the limit ends it, and tells what was waited for", RECOVERY_MS, 1);
-    member_vote(core, WIRE_VOTE_PENDING, fresh());
+    member_vote(core, WIRE_VOTE_PENDING, NULL, fresh());
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
     text(WIRE_WAITING, "waits for 2 of 3");
@@ -276,7 +276,7 @@ static void test_tells(void) {
 
     accepted("a vote that is opened meanwhile", RECOVERY_MS, 1);
     lose();
-    member_vote(core, WIRE_VOTE_PENDING, fresh());
+    member_vote(core, WIRE_VOTE_PENDING, NULL, fresh());
     CHECK_EQ(resume(MEMBER_TENSORS_AS_VOTED).vote, WIRE_VOTE_PENDING);
     end();
 
@@ -291,7 +291,7 @@ static void test_tells(void) {
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
         accepted(states[i].name, RECOVERY_MS, 1);
         struct wire_sync_vote vote = {.content = {3, 4}};
-        member_sync(core, &vote, fresh());
+        member_vote(core, WIRE_VOTE_SYNC, &vote, fresh());
         lose();
         told = resume(states[i].tensors);
         CHECK_EQ(told.vote, WIRE_VOTE_SYNC);
@@ -304,7 +304,7 @@ static void test_tells(void) {
 static void test_differs(void) {
     accepted("what a lost master said of the entries is not held against them", RECOVERY_MS, 1);
     struct wire_sync_vote vote = {.content = {3, 4}, .outline = {2, {5, 6}}};
-    member_sync(core, &vote, fresh());
+    member_vote(core, WIRE_VOTE_SYNC, &vote, fresh());
     struct wire_buffer frame = {0};
     wire_encode_sync_differs(&frame, of(1), &(struct wire_sync_differs){1, 1});
     feed(&frame);
@@ -392,9 +392,9 @@ static void taken_up(const char *name, uint8_t vote, uint8_t vote_kind, uint8_t 
     accepted(name, RECOVERY_MS, 1);
     struct wire_sync_vote state = {.content = {3, 4}};
     if (vote == WIRE_VOTE_SYNC)
-        member_sync(core, &state, fresh());
+        member_vote(core, WIRE_VOTE_SYNC, &state, fresh());
     else if (vote != 0)
-        member_vote(core, vote, fresh());
+        member_vote(core, vote, NULL, fresh());
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
     empty(of(2), WIRE_GENERATION);
@@ -414,7 +414,7 @@ static void test_ends(void) {
     CHECK_EQ(action(MEMBER_VOTE_END)->code, pcclTopologyOptimizationFailed);
     end();
     accepted("but nobody knows the ranks of that moment when somebody has died since", RECOVERY_MS, 1);
-    member_vote(core, WIRE_VOTE_UPDATE, fresh());
+    member_vote(core, WIRE_VOTE_UPDATE, NULL, fresh());
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
     empty(of(2), WIRE_GENERATION);
@@ -438,7 +438,7 @@ static void test_ends(void) {
     accepted("a vote that was opened after RESUME", RECOVERY_MS, 1);
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
-    member_vote(core, WIRE_VOTE_PENDING, fresh());
+    member_vote(core, WIRE_VOTE_PENDING, NULL, fresh());
     empty(of(2), WIRE_GENERATION);
     resumed(2, 0, 0, false);
     epoch(2, WIRE_REASON_RELINK, 6, 3);
