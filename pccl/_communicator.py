@@ -528,6 +528,8 @@ class Communicator(NamedCollectives):
         target = source if recv is None or recv is send else plain_memory(recv, "recv")
         if source is None or target is None or source[1:] != target[1:] or type(tag) is not int or tag >> 64:
             return None
+        if recv is not None and type(recv) is not type(send):
+            return None
         plain = target[0], source, ReduceOp.of(op), tag, retry
         handle = self._handle
         try:

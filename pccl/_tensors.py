@@ -217,6 +217,8 @@ def torch_memory(tensor: Any, role: str) -> Memory:
     if tensor.is_neg():
         raise ArgumentError(f"{role} is a lazily negated view; call .resolve_neg() first")
     dtype = _named(role, DataType.from_torch_dtype, tensor.dtype)
+    if tensor.data_ptr() == 0 and tensor.numel() > 0:
+        raise ArgumentError(f"{role} has no memory: it is a FakeTensor, or its storage was freed; pass one with memory")
     if device is DeviceType.CPU:
         return Memory(tensor.data_ptr(), tensor.numel(), dtype, device)
     check_known(tensor.data_ptr(), tensor.numel(), role)
@@ -295,10 +297,11 @@ def torch_buffers(send: Any, recv: Any) -> Buffers:
     for name, tensor in (("send", send), ("recv", recv)):
         if not is_torch_tensor(tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
-    check_writable(recv, "recv")
     if not (send.is_cpu and recv.is_cpu):
         require(send.device == recv.device, f"send is on {send.device} and recv on {recv.device}; they must be on one device")
-    return _pair(send, recv, torch_memory)
+    buffers = _pair(send, recv, torch_memory)
+    check_writable(recv, "recv")
+    return buffers
 
 
 def numpy_buffers(send: Any, recv: Any) -> Buffers:

@@ -265,6 +265,7 @@ static const char *describe(char *out, size_t capacity, const struct wire_finger
     const struct plan_collective *collective = plan_collective(fingerprint->kind);
     const char *what = collective == NULL ? "unknown" : collective->name;
     if (collective != NULL && collective->reduces) what = red_op_name(fingerprint->op);
+    if (fingerprint->kind == PLAN_BARRIER) return "a barrier";
     bool names = collective != NULL && collective->reduces && fingerprint->kind != PLAN_ALL_REDUCE;
     int length = snprintf(out, capacity, "count %llu %s %s%s%s", (unsigned long long)fingerprint->count,
                           dtype_name(fingerprint->dtype), names ? collective->name : "", names ? " " : "", what);

@@ -18,9 +18,9 @@ from pccl.distributed import _callers
 from pccl.distributed._calls import Call
 from pccl.distributed._errors import CollectiveError, PeerLostError
 from pccl.distributed._launch import Launcher
-from pccl.distributed._tensors import moved_as, reduced_as, same_type
+from pccl.distributed._tensors import address_of, moved_as, reduced_as, same_type
 from pccl.distributed._this_run import is_joining
-from pccl.distributed._work import Completer, Work
+from pccl.distributed._work import Completer, Work, seconds_of
 
 Tensor = torch.Tensor
 Tensors = Sequence[Tensor]
@@ -93,11 +93,8 @@ class Arguments(_TorchGroup):  # type: ignore[misc]
         for side, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
             if counts is not None:
                 options[side] = [number * factor for number in counts]
-        addresses: dict[str, Any] = {
-            "send": 0 if send is None else send.data_ptr(),
-            "recv": 0 if recv is None else recv.data_ptr(),
-        }
-        return self._launcher.launch(kind, name, dtype=dtype, keep=(send, recv), **addresses, **options)
+        source, target = address_of(send), address_of(recv)
+        return self._launcher.launch(kind, name, dtype=dtype, keep=(send, recv), send=source, recv=target, **options)
 
     def _elements(self, name: str, dtype: torch.dtype, op: ReduceOp | None) -> tuple[DataType, int]:
         """The type that elements travel as, and how many of it make up one. TypeError: `op` is not defined for them."""
@@ -115,8 +112,7 @@ class Arguments(_TorchGroup):  # type: ignore[misc]
         return work
 
     def _seconds(self, opts: Any, timeout: Limit) -> float:
-        asked = getattr(opts, "timeout", None) if timeout is None else timeout
-        seconds = 0.0 if asked is None else asked.total_seconds()
+        seconds = seconds_of(getattr(opts, "timeout", None) if timeout is None else timeout)
         return seconds if seconds > 0 else self._timeout
 
     def _refuse(self, name: str, text: str, kind: type[Exception] = ValueError, *, size: int | None = None) -> NoReturn:

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 GRACE_PART = 0.1
 """Of the timeout, for which ranks may disagree: the place of a rank may be that of an earlier attempt."""
 
+LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
+"""Seconds between two looks into the store."""
+
+PAUSE_PART = 0.125
+"""Of the wait so far, for which the next pause lasts."""
+
 
 class BootstrapError(PCCLError, RuntimeError):
     """The processes of a job did not find each other; nothing of the group was made."""
@@ -58,7 +64,10 @@ class Place:
 def own_place(store: dist.Store, world_size: int, membership: str = "elastic") -> Place:
     given = os.environ.get("PCCL_MASTER", "")
     if given:
-        parse_endpoints(given)  # what is wrong with it is said at once
+        try:
+            parse_endpoints(given)  # what is wrong with it is said at once
+        except ValueError as error:
+            raise BootstrapError(f"PCCL_MASTER: {error}") from None
     return Place(
         world_size=world_size,
         node=f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '0')}",
@@ -143,7 +152,7 @@ class Board:
         self._wait([_place_key(rank) for rank in ranks], self._not_called)
         attempt: dict[str, Any] = {"places": []}
         wrong_since = 0.0
-        for _ in self._pauses():
+        for _ in self._pauses(self.not_here):
             places = [self._store.get(_place_key(rank)).decode() for rank in range(self.world_size)]
             if places != attempt["places"]:
                 attempt = {"name": uuid4().hex, "places": places, "problem": _problem(places, own)}
@@ -163,7 +172,7 @@ class Board:
         """At other ranks: takes part in the attempts that rank 0 names, until one begins."""
         self._wait([_ATTEMPT_KEY], self._not_called)
         name = ""
-        for _ in self._pauses():
+        for _ in self._pauses(self.not_here):
             attempt = json.loads(self._store.get(_ATTEMPT_KEY))
             if own.token in (_read(text).token for text in attempt["places"]):
                 if attempt["problem"]:
@@ -176,27 +185,24 @@ class Board:
         raise BootstrapError(self._missing("place", None))
 
     def _wait(self, keys: list[str], waits_for: Callable[[], str]) -> None:
-        """Waits until the store has the keys; logs after 10 s whom it waits for."""
-        while keys:
-            left = self.deadline.remaining() or 0.0
-            try:
-                self._store.wait(keys, timedelta(seconds=max(0.001, min(left, FIRST_SECONDS))))
-                return
-            except RuntimeError:
-                if self.deadline.passed():
-                    raise
-                self._store.check(keys)  # raises if the store is lost
-                self.log.tell(waits_for())
+        """Waits until the store has the keys; logs after 10 s whom it waits for. RuntimeError: it has not, or is lost.
 
-    def _pauses(self) -> Iterator[None]:
-        """Yields until the deadline, at growing intervals; logs after 10 s which ranks are missing."""
-        pause = 0.001
+        The store's own `wait` does not hear Ctrl-C, and prints stacks when it ends without the keys.
+        """
+        for _ in self._pauses(waits_for):
+            if not keys or self._store.check(keys):
+                return
+        raise RuntimeError("the timeout has passed")
+
+    def _pauses(self, waits_for: Callable[[], str]) -> Iterator[None]:
+        """Yields at growing intervals, and once after the deadline; logs after 10 s whom it waits for."""
+        began = time.monotonic()
         while not self.deadline.passed():
             yield
             if self.log.is_due():
-                self.log.tell(self.not_here())
-            self.deadline.sleep(pause)
-            pause = min(2 * pause, 0.05)
+                self.log.tell(waits_for())
+            self.deadline.sleep(min(max(LEAST_PAUSE, PAUSE_PART * (time.monotonic() - began)), MOST_PAUSE))
+        yield
 
     def patiently(self, call: Callable[..., object], waits_for: Callable[[], str]) -> None:
         """Makes a call that takes a timeout and may be repeated after it; logs as `_pauses` for whom it waits."""

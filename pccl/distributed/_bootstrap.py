@@ -68,7 +68,13 @@ def connect(
         raise BootstrapError(text)
     with contextlib.ExitStack() as held:
         job = Job(given) if given else start_masters(board, places, held)
-        comm = Communicator(job.masters, name=name, keys=job.peer_keys or None)
+        try:
+            comm = Communicator(job.masters, name=name, keys=job.peer_keys or None)
+        except (ValueError, PCCLError) as error:
+            problem = f"rank {rank} cannot make a communicator: {reason_of(error)}"
+            if rank == 0:
+                board.tell("run", 0, problem)
+            raise BootstrapError(problem) from None
         try:
             if _join_run(comm, board, job) == JOIN:
                 comm.close()
@@ -87,8 +93,8 @@ def _newcomer(addresses: str, path: str, name: str | None) -> tuple[Communicator
         raise BootstrapError("a process that joins needs the masters of the run: PCCL_MASTER=host:port, or join('host:port')")
     try:
         comm = Communicator(addresses, name=name, keys=path or None)
-    except (ValueError, AssertionError) as error:
-        raise BootstrapError(f"the masters of the run to join: {error}") from None
+    except (ValueError, PCCLError) as error:
+        raise BootstrapError(f"the run to join at {addresses}: {reason_of(error)}") from None
     this_run.to_join = addresses
     this_run.note(addresses, path)
     return comm, (uuid4(),)

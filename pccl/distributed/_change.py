@@ -58,7 +58,7 @@ def tell(change: Change) -> None:
     if change.lost:
         lost = ", ".join(peer_label(change.names.get(one, ""), one) for one in change.lost)
         living = change.world_size - len(change.lost_ranks)
-        _log.warning("peer %s lost; %d members continue, this one as rank %d", lost, living, change.rank)
+        _log.warning("peer %s lost; members left: %d, this one has rank %d", lost, living, change.rank)
     if change.lost and change.lost_ranks:
         ranks = ", ".join(map(str, change.lost_ranks))
         _log.warning("ranks lost and kept for replacements: %s of %d; sums are scaled until then", ranks, change.world_size)

@@ -24,6 +24,7 @@ from pccl.distributed._tensors import (
     gathered,
     in_place_all,
     mark,
+    overlap,
     readable,
     same_type,
     spread,
@@ -207,7 +208,7 @@ class Collectives(Arguments):
         return self._work(calls, opts, None, outputs)
 
     def _reduce_scatter(self, name: str, output: Tensor, source: Tensor, opts: Any, counts: Sequence[int] = ()) -> Call:
-        memory, finish = writable(output)
+        memory, finish = writable(output, source=source)
         call = self._launch(Collective.REDUCE_SCATTER, name, source, memory, reduce_op(opts), recv_counts=_unequal(counts))
         return finished(call, finish)
 
@@ -285,6 +286,8 @@ class Collectives(Arguments):
         if not stands_in:
             self._require_all(name)
         source = readable(input)
+        if memory is not None and overlap(memory, source):
+            source = source.clone()
         view = self._launcher.view
 
         def begin(living: tuple[UUID, ...], number: int | None = None) -> Call:
@@ -317,6 +320,8 @@ class Collectives(Arguments):
         def begin(living: tuple[UUID, ...], number: int | None = None) -> Call:
             parts = [part for part, member in zip(inputs, view.members, strict=True) if member in living] if inputs else []
             source, last = gathered(parts) if parts else (None, None)
+            if source is not None and overlap(memory, source):
+                source = source.clone()
             options: dict[str, Any] = {"number": number, "among": living, "root": root, "again": again if view.fixed else None}
             return finished(self._launch(Collective.SCATTER, name, source, memory, **options), last)
 
@@ -370,6 +375,9 @@ class Collectives(Arguments):
         stands_in = self._stands_in(_callers.gathers_samples)
         source = readable(input)
         view = self._launcher.view
+        before = sum(counts[: view.rank]) if counts else view.rank * source.numel()
+        if overlap(memory, source) and source.data_ptr() != memory.data_ptr() + before * memory.itemsize:
+            source = source.clone()  # the core takes an input at its place in the result
 
         def begin(living: tuple[UUID, ...], number: int | None = None) -> Call | None:
             parts = Parts(view, living, memory, counts)
@@ -430,6 +438,8 @@ class Collectives(Arguments):
         if sent[rank] != received[rank]:
             text = f"it sends {sent[rank]} elements to itself, and expects {received[rank]}"
             self._refuse(name, f"the parts of rank {rank} for itself must be of one size: {text}")
+        if overlap(memory, source):
+            source = source.clone()
         if equal:
             return self._launch(Collective.ALL_TO_ALL, name, source, memory, count=sent[0])
         return self._launch(Collective.ALL_TO_ALL_V, name, source, memory, send_counts=sent, recv_counts=received)

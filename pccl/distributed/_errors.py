@@ -5,6 +5,7 @@ So a program catches them by either name: `except dist.DistBackendError`, which 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,13 @@ else:
 
 CLOSED_BY_PEER = "Connection closed by peer"
 """gloo's words for a loss, which programs and torchft look for."""
+
+
+_TAG = re.compile(r"^tag \d+: ")
+"""What errors of the core begin with. The program has not chosen the tag."""
+
+_BARRIER = "passed a barrier"
+"""What members hear of one that called a barrier, or announces by it that it refused the arguments of its caller."""
 
 
 class CollectiveError(PCCLError, _BackendError):
@@ -55,7 +63,9 @@ class CollectiveTimeoutError(PCCLTimeoutError, CollectiveError):
 
 def translated(error: PCCLError, call: str, members: Sequence[UUID], names: Mapping[UUID, str]) -> CollectiveError:
     """The error of the core as one of this module, with the name of the call that it ended, and ranks for peers."""
-    text = with_ranks(error.detail or str(error), members, names)
+    text = _TAG.sub("", with_ranks(error.detail or str(error), members, names))
+    if call != "barrier":
+        text = text.replace(_BARRIER, f"{_BARRIER}, or refused its caller's arguments (see its own error)")
     if isinstance(error, PCCLTimeoutError):
         what, _, _ = text.partition("; the call stays in flight")
         return CollectiveTimeoutError(error.result, call, f"Timed out before all members of the group had joined it: {what}")

@@ -26,7 +26,7 @@ from pccl.distributed._launch import Launcher
 from pccl.distributed._p2p import Messages, PointToPoint
 from pccl.distributed._this_run import is_joining, launched
 from pccl.distributed._view import View, renumber
-from pccl.distributed._work import Completer, Work
+from pccl.distributed._work import Completer, Work, seconds_of
 
 ELASTIC, FIXED, STRICT = MEMBERSHIPS = ("elastic", "fixed", "strict")
 
@@ -293,8 +293,8 @@ class ProcessGroup(PointToPoint):
         """The store that the group was made with. It is used for nothing once the group is there."""
         return self._store
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout.total_seconds()
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        self._timeout = seconds_of(timeout)
 
     _set_default_timeout = set_timeout
 

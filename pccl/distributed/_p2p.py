@@ -20,7 +20,7 @@ from pccl.distributed._calls import Call, Origin, finished
 from pccl.distributed._collectives import Collectives, listed
 from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError
 from pccl.distributed._launch import Launcher, digest
-from pccl.distributed._tensors import moved_as, readable, stream_of, writable
+from pccl.distributed._tensors import address_of, moved_as, readable, stream_of, writable
 from pccl.distributed._this_run import this_run
 from pccl.distributed._work import Work
 
@@ -241,4 +241,4 @@ class PointToPoint(Collectives):
 def _described(side: str, memory: torch.Tensor) -> dict[str, Any]:
     core_type, factor = moved_as(memory.dtype)
     count, stream = memory.numel() * factor, stream_of(memory)  # that of the call: it may be launched later
-    return {side: memory.data_ptr(), "dtype": core_type, "count": count, "keep": memory, "stream": stream}
+    return {side: address_of(memory), "dtype": core_type, "count": count, "keep": memory, "stream": stream}

@@ -62,6 +62,24 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def address_of(tensor: torch.Tensor | None) -> int:
+    """The address of plain memory; 0 for None. TypeError: the tensor has no memory of its own."""
+    if tensor is None:
+        return 0
+    address = tensor.data_ptr()
+    if address == 0 and tensor.numel() > 0:
+        kind = type(tensor).__name__
+        text = f"the {kind} has no memory: pass a tensor whose storage was not freed"
+        raise TypeError(f"{text}, and of a DTensor its local part, tensor.to_local()")
+    return address
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors in plain memory have bytes in common."""
+    first, second = one.data_ptr(), other.data_ptr()
+    return first < second + other.nbytes and second < first + one.nbytes
+
+
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or a copy of it in plain memory."""
     if is_plain(tensor):
@@ -71,9 +89,14 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def writable(tensor: torch.Tensor, *, holds_input: bool = False) -> tuple[torch.Tensor, Finish | None]:
-    """Plain memory for a result, and what brings it into the tensor; None: it is the tensor itself."""
-    if is_plain(tensor):
+def writable(
+    tensor: torch.Tensor, *, holds_input: bool = False, source: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Finish | None]:
+    """Plain memory for a result, and what brings it into the tensor; None: it is the tensor itself.
+
+    The memory is apart from `source`, which the call reads.
+    """
+    if is_plain(tensor) and (source is None or not overlap(tensor, source)):
         return tensor, None
     _check_fillable(tensor)
     made = readable(tensor) if holds_input else scratch(tensor)
@@ -82,6 +105,7 @@ def writable(tensor: torch.Tensor, *, holds_input: bool = False) -> tuple[torch.
 
 def _check_fillable(tensor: torch.Tensor) -> None:
     """TypeError: a result cannot be brought into the tensor. After the call, only this member would hear of it."""
+    _check_data(tensor)
     if tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of the layout {tensor.layout} cannot take a result; pass a dense one")
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
@@ -90,8 +114,14 @@ def _check_fillable(tensor: torch.Tensor) -> None:
         )
 
 
+def _check_data(tensor: torch.Tensor) -> None:
+    if tensor.is_meta:
+        raise TypeError("a tensor on the device meta has no elements; pass one on the CPU or on a CUDA GPU")
+
+
 def scratch(tensor: torch.Tensor) -> torch.Tensor:
-    """Plain memory in the shape of the tensor, on its device if the core can reach that."""
+    """Plain memory in the shape of the tensor, on its device if the core can reach that. TypeError: it has no elements."""
+    _check_data(tensor)
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=_place(tensor))
 
 

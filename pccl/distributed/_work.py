@@ -34,6 +34,11 @@ _KEPT, _KEPT_BYTES = 256, 4096
 Device = int | str | torch.device
 
 
+def seconds_of(limit: timedelta | float | None) -> float:
+    """Returns a limit in seconds, which torch takes as a number, too; 0.0: none is given."""
+    return limit.total_seconds() if isinstance(limit, timedelta) else float(limit or 0.0)
+
+
 class Future(torch.futures.Future[Any]):
     """A future of a call's result, or of what a callback returns. Its callbacks may make calls, in the same order on all members.
 
@@ -111,7 +116,7 @@ class Work(dist.Work):
             self.dropped = True
             self._completer.adopt(self)
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Returns True when the call has ended well; raises what it ended with otherwise.
 
         A future of the call that was asked for before is complete by then. It blocks the host for tensors on a GPU, too; what the
@@ -119,7 +124,7 @@ class Work(dist.Work):
         CollectiveTimeoutError after `timeout`, or that of the call: it goes on, and may be waited for again.
         """
         if not self._ended:
-            seconds = timeout.total_seconds() if timeout else 0.0
+            seconds = seconds_of(timeout)
             self.complete(seconds if seconds > 0 else self._timeout)
         if self._plain is not None:
             self.settle(self._plain)

@@ -176,6 +176,17 @@ def test_memory_that_is_mapped_read_only_is_refused(kind):
     run(program, program)
 
 
+def test_a_tensor_and_an_array_are_refused_after_other_reduces_too():
+    """Calls after the first one are checked in another place."""
+
+    def program(comm: Communicator) -> None:
+        comm.all_reduce(torch.ones(4))
+        with pytest.raises(ValueError, match="Tensor and ndarray"):
+            comm.all_reduce(torch.ones(4), np.ones(4, np.float32))
+
+    run(program, program)
+
+
 @pytest.mark.parametrize("offset", [0, 1])
 def test_tensors_that_overlap_are_refused_as_ever(offset):
     def program(comm: Communicator) -> None:

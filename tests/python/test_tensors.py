@@ -28,6 +28,12 @@ def frozen():
     return array
 
 
+def freed():
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 BAD_NUMPY = [
     ("strided send", ones(4, 4)[:, 1], ones(4), AssertionError, "send must be contiguous"),
     ("strided recv", ones(4), ones(8)[::2], AssertionError, "recv must be contiguous"),
@@ -46,6 +52,8 @@ BAD_TORCH = [
     ("strided send", torch.ones(4, 4)[:, 1], torch.ones(4), AssertionError, "send must be contiguous"),
     ("strided recv", torch.ones(4), torch.ones(8)[::2], AssertionError, "recv must be contiguous"),
     ("sparse", torch.ones(4).to_sparse(), torch.ones(4), AssertionError, r"send is sparse; call \.to_dense\(\)"),
+    ("sparse recv", torch.ones(4), torch.ones(4).to_sparse(), AssertionError, r"recv is sparse; call \.to_dense\(\)"),
+    ("freed", freed(), torch.ones(4), AssertionError, "send has no memory"),
     ("dtypes", torch.ones(4), torch.ones(4).double(), AssertionError, "FLOAT and recv DOUBLE"),
     ("sizes", torch.ones(4), torch.ones(5), AssertionError, "4 elements and recv 5"),
     ("unknown dtype", torch.ones(4) * 1j, torch.ones(4) * 1j, ValueError, "torch.complex64"),

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -497,6 +498,30 @@ def test_a_rank_0_with_another_world_size_is_noticed():
 def test_limits_that_no_group_of_the_job_can_have_are_told_at_once(name, number, words):
     with job(["0"] * 2, **{name: number}) as ranks:
         assert all(words in answer for answer in together(ranks, "connect", 600.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("PCCL_MASTER", "127.0.0.1", "PCCL_MASTER: address '127.0.0.1' has no port"),
+        ("PCCL_INTERFACE", "none", "cannot make a communicator: interface none does not exist"),
+    ],
+)
+def test_wrong_values_of_the_environment_are_told_by_every_rank(name, text, words):
+    with job(["0"] * 2, **{name: text}) as ranks:
+        assert all(words in answer for answer in together(ranks, "connect"))
+
+
+def test_ctrl_c_is_heard_while_a_rank_waits_for_others():
+    """Nothing waits inside the store, whose `wait` hears no signal."""
+    known = dist.HashStore()
+    store: Any = SimpleNamespace(set=known.set, get=known.get, check=known.check)
+    place = _board.own_place(known, 2)
+    for rank, missing in ((0, 1), (1, 0)):
+        board = _board.Board(store, rank, 2, Deadline(0.1), timedelta(seconds=0.1))
+        with pytest.raises(_board.BootstrapError, match=f"rank {missing} of 2 has not called"):
+            board.meet(place)
+        known.delete_key(f"pccl/place/{rank}")
 
 
 def test_a_master_that_is_not_there_is_named():

@@ -129,7 +129,7 @@ def missing() -> str:
         assert isinstance(caught.value, TimeoutError)
         assert isinstance(caught.value, dist.DistBackendError)
         dist.send(torch.zeros(1), 1)
-        work.wait()
+        work.wait(60.0)  # torch takes seconds as well
         return str(caught.value)
     dist.recv(torch.zeros(1), 0)
     dist.all_reduce(torch.ones(3))
@@ -162,6 +162,12 @@ def test_a_message_of_another_size_is_an_error_on_both_sides() -> None:
         assert "2" in text
 
 
+def freed() -> torch.Tensor:
+    tensor = torch.ones(2)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 def alone(kind: str) -> str:
     """One rank makes a call that is refused; the others make a right one. Gives the kind of error that each got."""
     wrong = dist.get_rank() == 0
@@ -179,6 +185,7 @@ def alone(kind: str) -> str:
         "expanded output": lambda: dist.all_gather_into_tensor(
             torch.ones(1).expand(2 * size) if wrong else torch.ones(2 * size), one
         ),
+        "freed": lambda: dist.all_reduce(freed() if wrong else one),
         "meta": lambda: dist.broadcast(torch.ones(2, device="meta") if wrong else one, 1),
         "root": lambda: dist.reduce(one.to_sparse() if wrong else one, 1),
     }
@@ -193,7 +200,7 @@ def alone(kind: str) -> str:
     return result
 
 
-KINDS = ["AVG of bool", "BAND of float", "own part", "own part of a list", "meta", "root"]
+KINDS = ["AVG of bool", "BAND of float", "freed", "own part", "own part of a list", "meta", "root"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -230,8 +230,53 @@ def strides() -> list[str]:
     return found
 
 
+def overlaps() -> list[str]:
+    """Results that lie in what a call reads, as the shard that a rank has of a flat gradient."""
+    size, own, found = dist.get_world_size(), dist.get_rank(), []
+    inputs = [given(rank, (5 * size,), torch.float32) for rank in range(size)]
+    rows = [one.chunk(size) for one in inputs]
+    expected = {
+        "reduce_scatter_tensor": reduce(torch.add, [row[own] for row in rows]),
+        "reduce_scatter": reduce(torch.add, [row[own] for row in rows]),
+        "scatter": rows[size - 1][own],
+        "gather": torch.cat([row[0] for row in rows]),
+        "all_gather": torch.cat([row[0] for row in rows]),
+        "all_to_all_single": torch.cat([row[own] for row in rows]),
+        "all_to_all": torch.cat([row[own] for row in rows]),
+    }
+    for name, right in expected.items():
+        whole = inputs[own].clone()
+        parts = list(whole.chunk(size))
+        result = whole
+        if name == "reduce_scatter_tensor":
+            result = parts[own]
+            dist.reduce_scatter_tensor(result, whole)
+        elif name == "reduce_scatter":
+            result = parts[own]
+            dist.reduce_scatter(result, parts)
+        elif name == "scatter":
+            result = parts[0]
+            dist.scatter(result, parts if own == size - 1 else None, size - 1)
+        elif name == "gather":
+            dist.gather(parts[0], parts if own == size - 1 else None, size - 1)
+            right = right if own == size - 1 else inputs[own]
+        elif name == "all_gather":
+            dist.all_gather_into_tensor(whole, parts[0])
+        elif name == "all_to_all_single":
+            dist.all_to_all_single(whole, whole)
+        else:
+            dist.all_to_all(parts, list(whole.chunk(size)))
+        if not same(result, right):
+            found.append(f"{name}: {result}, and not {right}")
+        if name.startswith("reduce_scatter") and not all(
+            same(part, before) for at, (part, before) in enumerate(zip(parts, rows[own], strict=True)) if at != own
+        ):
+            found.append(f"{name} has changed other parts of its input")
+    return found
+
+
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("cases", [reductions, averages, movements, unequal, strides])
+@pytest.mark.parametrize("cases", [reductions, averages, movements, unequal, strides, overlaps])
 def test_results_are_those_of_gloo(cases: Callable[[], list[str]], size: int) -> None:
     for rank, found in enumerate(ranks.run(cases, size)):
         assert not found, f"rank {rank}: {len(found)} differ, the first of them: " + "; ".join(found[:5])
