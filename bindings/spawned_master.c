@@ -157,8 +157,9 @@ static bool read_options(struct options *options, int count, char **words) {
     return options->masters == NULL || read_list(options);
 }
 
-// *misused: it may not listen there.
+// *misused: the options are wrong, or their files.
 static pcclResult_t run(const struct options *options, bool *misused) {
+    *misused = true;
     pcclResult_t result = pcclCreateMaster(options->address, &master);
     if (result == pcclSuccess && options->count > 0)
         result = pccl_ext_master_set_list(master, options->list, options->count, options->self);
@@ -169,10 +170,10 @@ static pcclResult_t run(const struct options *options, bool *misused) {
     if (result == pcclSuccess && options->new) result = pccl_ext_master_set_new(master);
     if (result == pcclSuccess) result = pccl_ext_master_set_keys(master, options->keys);
     if (result == pcclSuccess) result = pccl_ext_master_set_insecure(master, options->insecure);
+    if (result == pcclSuccess) result = pccl_ext_master_check_command(master);
     if (result != pcclSuccess) return result;
-    result = pccl_ext_master_check_command(master);
-    *misused = result != pcclSuccess;
-    return result == pcclSuccess ? pcclRunMaster(master) : result;
+    *misused = false;
+    return pcclRunMaster(master);
 }
 
 static void print_failure(const struct options *options) {

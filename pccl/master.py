@@ -78,26 +78,26 @@ def serve(
     choice = on_sigterm or os.environ.get("PCCL_MASTER_ON_SIGTERM") or "detach"
     if choice not in SIGTERM_CHOICES:
         print(f"pccl master: PCCL_MASTER_ON_SIGTERM={choice} is neither detach nor end", file=sys.stderr)
-        return 1
+        return 2
     # Closed at the end of the block, whatever ends it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, note)
     try:
         if masters is not None:
             check_masters(masters)
-        node = MasterNode(
-            listen_address,
-            heartbeat_limit=heartbeat_limit,
-            masters=masters,
-            advertise=advertise,
-            until_empty=until_empty,
-            keys=keys,
-            cert=cert,
-            key=key,
-            ca=ca,
-            insecure=insecure,
-        )
         try:
+            node = MasterNode(
+                listen_address,
+                heartbeat_limit=heartbeat_limit,
+                masters=masters,
+                advertise=advertise,
+                until_empty=until_empty,
+                keys=keys,
+                cert=cert,
+                key=key,
+                ca=ca,
+                insecure=insecure,
+            )
             call(node._handle, "pccl_ext_master_check_command", name="pcclRunMaster")
         except PCCLError as error:
             raise ValueError(error.detail) from None

@@ -205,16 +205,19 @@ pcclResult_t pccl_ext_master_check_command(pcclMasterInstance_t *master) {
 
 // ---- life ----
 
-static pcclResult_t run_failed(int error) {
+static pcclResult_t run_failed(int error, const struct wire_address *address) {
+    char text[64];
+    socket_address_format(text, sizeof text, address);
     switch (error) {
     case EADDRINUSE:
         return detail_fail(pcclInvalidUsage,
-                           "the master's address is in use: stop the program that has it, or take another port");
+                           "the master's address, %s, is in use: stop the program that has it, or take another port",
+                           text);
     case EADDRNOTAVAIL:
         return detail_fail(
             pcclInvalidArgument,
-            "this machine does not have the master's address; listen on 0.0.0.0 or [::], or on one it has");
-    default: return detail_fail(pcclInternalError, "the master could not be started: %s", strerror(error));
+            "this machine does not have the master's address, %s; listen on 0.0.0.0 or [::], or on one it has", text);
+    default: return detail_fail(pcclInternalError, "the master could not be started on %s: %s", text, strerror(error));
     }
 }
 
@@ -238,7 +241,7 @@ static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
                                      .transport = &transport};
     struct master *master;
     int error = master_start(&options, &master);
-    if (error != 0) return run_failed(-error);
+    if (error != 0) return run_failed(-error, &instance->address);
     atomic_store(&instance->master, master);
     return pcclSuccess;
 }

@@ -41,10 +41,10 @@ def _show(names: tuple[str, ...]) -> None:
 
 @click.command("keys", short_help="Make the keys that encrypt a run.")
 @click.argument("names", nargs=-1, required=True, metavar="[show] NAME")
-@click.option("--add", "change", flag_value="add", help="add a second secret to the files of the run")
-@click.option("--drop", "change", flag_value="drop", help="drop the older one of two secrets")
+@click.option("--add", is_flag=True, help="add a second secret to the files of the run")
+@click.option("--drop", is_flag=True, help="drop the older one of two secrets")
 @click.option("--run", "one", metavar="RUN", help="write NAME-RUN.peer, which serves for this run of the masters alone")
-def command(names: tuple[str, ...], change: str | None, one: str | None) -> None:
+def command(names: tuple[str, ...], add: bool, drop: bool, one: str | None) -> None:
     """Make the keys of a run: NAME.master for its masters, and NAME.peer for its peers.
 
     \b
@@ -62,6 +62,9 @@ def command(names: tuple[str, ...], change: str | None, one: str | None) -> None
     processes one by one. When all have the new files, do the same with `--drop`.
     """
     name, *more = names
+    if add and drop:
+        raise click.UsageError("--add and --drop are two steps: copy the files and restart all processes between them")
+    change = "add" if add else "drop" if drop else None
     try:
         if name == SHOW:
             if change is not None or one is not None:

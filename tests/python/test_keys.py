@@ -205,6 +205,7 @@ def test_files_of_runs_that_are_cut_or_changed():
 
 
 def test_wrong_arguments():
+    assert "are two steps" in run("job", "--add", "--drop", status=2)
     assert "name one run" in run("a", "b", status=2)
     assert "a folder that exists" in run("no/where", status=1)
     assert "a folder that exists" in run("..", status=1)

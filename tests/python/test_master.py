@@ -258,7 +258,7 @@ def test_the_option_beats_the_environment():
 def test_an_unknown_choice_is_an_error(name):
     process = start(*PROGRAMS[name], PCCL_MASTER_ON_SIGTERM="nonsense")
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert "PCCL_MASTER_ON_SIGTERM=nonsense is neither detach nor end" in err
 
 
@@ -436,6 +436,19 @@ def test_the_program_says_so():
     assert "do not contain 127.0.0.1:5003" in errors
 
 
+@pytest.mark.parametrize("option", ["--keys", "--cert"])
+def test_bad_files_of_keys_are_wrong_options(tmp_path, option):
+    (tmp_path / "bad").touch(mode=0o600)
+    files = [option, str(tmp_path / "bad")]
+    files += ["--key", files[1], "--ca", files[1]] * (option == "--cert")
+    programs = (["-m", "pccl.master"], ["-c", WITHOUT_NATIVE])
+    ended = [start(*program, "--listen", "127.0.0.1:0", *files) for program in programs]
+    said = {process.communicate(timeout=60) for process in ended}
+    assert [process.returncode for process in ended] == [2, 2]
+    [(_, err)] = said
+    assert f"in {tmp_path / 'bad'}: " in err
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("extra", [(), ("--background",)])
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:99999", "http://127.0.0.1:48148"])
@@ -508,7 +521,7 @@ def test_only_a_folder_of_a_jobs_own_keys_is_removed(tmp_path, name, own):
         (folder / f"run.{role}").touch(mode=0o600)
     command = [native_master.PROGRAM, "--listen", "127.0.0.1:0", "--keys", folder / "run.master", "--own-keys"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 2, done.stderr
     assert folder.exists() != own
     assert own or sorted(path.name for path in folder.iterdir()) == ["run.master", "run.peer"]
 
@@ -556,7 +569,7 @@ def test_both_say_the_same_of_an_address_in_use():
     assert [process.returncode for process in ended] == [1] * len(programs)
     [(out, err)] = said
     assert out == ""
-    assert f"pccl master cannot listen on {address}: the master's address is in use" in err
+    assert f"pccl master cannot listen on {address}: the master's address, {address}, is in use" in err
 
 
 def test_a_master_starts_without_costly_modules():

@@ -241,7 +241,7 @@ def test_a_master_that_cannot_start_is_told_with_the_reason():
     deadline = Deadline(PATIENCE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert "address is in use" in _own_masters.start_master(address, address, deadline)
+        assert f"{address}, is in use" in _own_masters.start_master(address, address, deadline)
     assert "arguments" in _own_masters.start_master("127.0.0.1:9", "127.0.0.1:10", deadline)
 
 
