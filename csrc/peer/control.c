@@ -75,7 +75,7 @@ static void hang_up(struct control *t) {
 static void log_failure(struct control *t, const char *text) {
     int64_t now = platform_now_ns();
     if (now < t->failure.silent_until && strcmp(t->failure.text, text) == 0) return;
-    LOG(LOG_ERR, "connect failed: %s", text);
+    LOG(LOG_WARN, "connect failed: %s", text); // connect returns the last reason
     snprintf(t->failure.text, sizeof t->failure.text, "%s", text);
     t->failure.silent_until = now + FAILURE_AGAIN_MS * MS_NS;
 }
@@ -267,7 +267,7 @@ static void perform(struct control *t, const struct member_action *action, int64
         break;
     case MEMBER_WAITING: tell_waiting(t); break;
     case MEMBER_DONORS: control_precopy_begin(&t->precopy, c, t->wireup, action->donors, now); break;
-    case MEMBER_DIE: die(t, member_text(c->core)); break;
+    case MEMBER_DIE: die(t, master_link_note_refusal(c->master, member_text(c->core))); break;
     }
 }
 

@@ -38,11 +38,12 @@ struct master_link {
     int64_t dial_deadline;
     struct recovery_seek seek;
     struct log_limit refusal_log;
-    const struct cards *cards;      // borrowed
-    uint32_t card;                  // that is dialled from
-    uint32_t cards_left;            // of a join, to be tried
-    char answers[MASTER_LINK_TEXT]; // of a join by one card: those of masters that were of no use
-    bool seeking;                   // the master is lost
+    const struct cards *cards; // borrowed
+    uint32_t card;             // that is dialled from
+    uint32_t cards_left;       // of a join, to be tried
+    char answers
+        [MASTER_LINK_TEXT]; // of masters that were of no use: to a join by one card, or the last refusal of a seek
+    bool seeking;           // the master is lost
     int64_t lost_at;
     bool readable;
     bool heard;                // a frame, on this connection
@@ -163,6 +164,13 @@ const char *master_link_note(struct master_link *m, const char *answer) {
     return m->answers;
 }
 
+const char *master_link_note_refusal(struct master_link *m, const char *text) {
+    if (!m->seeking || m->answers[0] == 0) return text;
+    char refusal[MASTER_LINK_TEXT];
+    memcpy(refusal, m->answers, sizeof refusal);
+    return snprintf(m->answers, sizeof m->answers, "%s; %s", text, refusal) < 0 ? text : m->answers; // may be cut
+}
+
 static void fail_dial(struct master_link *m, bool internal, const char *what, int error, int64_t now) {
     char address[MASTER_LINK_ADDRESS], text[MASTER_LINK_TEXT];
     snprintf(text, sizeof text, "%s %s: %s", what, master_link_address(m, address), transport_why(m->stream, error));
@@ -179,6 +187,7 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
         change_card(m);
     }
     if (m->seeking && transport_refused(-error)) {
+        snprintf(m->answers, sizeof m->answers, "%s", text);
         LOG_LIMITED(&m->refusal_log, LOG_ERR, "still seeks a master: %s", text); // that one will not take the run over
     } else if (m->seeking) {
         if (recovery_seek_tells(&m->seek, now)) LOG(LOG_ERR, "still seeks a master: %s", text);
@@ -240,6 +249,7 @@ void master_link_seek(struct master_link *m, bool anew, int64_t now) {
         return;
     }
     m->seeking = true;
+    m->answers[0] = 0;
     m->lost_at = now;
     change_card(m);
     recovery_seek_begin(&m->seek, true, now);

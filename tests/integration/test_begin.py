@@ -158,6 +158,7 @@ def test_a_peer_waits_for_a_master_that_starts_later(how: str) -> None:
     code = LATE_MASTER.replace("PATIENCE", "None" if environment else str(PATIENCE))
     text = said(code, f"127.0.0.1:{free_ports(1)[0]}", **environment)
     assert text.count("connect failed: cannot connect to the master") == 1
+    assert "pccl ERR" not in text
 
 
 def test_the_wait_for_a_master_ends(monkeypatch: pytest.MonkeyPatch) -> None:
