@@ -350,7 +350,7 @@ static void start_master(struct crowd *c) {
     if (c->master == NULL) abort(); // a test that cannot go on
     c->master_life++;
     c->master_tick_at = INT64_MAX;
-    core_expect_survivors(c->master, c->now + 100 * MS_NS);
+    core_configure(c->master, &(struct core_settings){.survivors_until_ns = c->now + 100 * MS_NS});
 }
 
 static void end_master(struct crowd *c) {
@@ -556,7 +556,7 @@ struct crowd *crowd_new(uint64_t seed, uint32_t peers) {
     c->living = peers;
     c->bound_at = c->now + BOUND_LIMITS * LIMIT_MS * MS_NS;
     start_master(c);
-    core_expect_survivors(c->master, c->now); // there was no run before
+    core_configure(c->master, &(struct core_settings){.survivors_until_ns = c->now}); // there was no run before
     for (uint32_t i = 0; i < peers; i++)
         push(c, (struct event){.at = c->now + (i == 0 ? 0 : MS_NS + delay(c)), .kind = PEER_DIALS, .peer = i});
     return c;

@@ -110,10 +110,12 @@ void sim_start_master(struct pccl_sim *s, uint32_t k) {
                               .began_at = s->now};
     master->core = core_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
     if (master->core == NULL) abort(); // a test that cannot go on
-    core_set_signer(master->core, &(struct signer){.sign = sign, .verify = verify});
-    core_set_standby(master->core, k > 0);
-    if (master->life > s->master_count || sim_chance(s, 8))
-        core_expect_survivors(master->core, s->now + YOUNG_MS * MS_NS);
+    static const struct signer signer = {.sign = sign, .verify = verify};
+    bool expects = master->life > s->master_count || sim_chance(s, 8);
+    core_configure(master->core,
+                   &(struct core_settings){.survivors_until_ns = expects ? s->now + YOUNG_MS * MS_NS : s->now,
+                                           .standby = k > 0,
+                                           .signer = &signer});
     SIM_TRACE(s, "%s: starts", master_name(s, k));
 }
 

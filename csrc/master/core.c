@@ -398,11 +398,7 @@ void core_heard(struct master_core *core, int64_t now_ns, uint32_t conn) {
         survivor->heard_ns = now_ns;
 }
 
-void core_set_signer(struct master_core *core, const struct signer *signer) { core->run.signer = *signer; }
-
 // ---- other masters ----
-
-void core_set_standby(struct master_core *core, bool standby) { core->gather.standby = standby; }
 
 void core_await_others(struct master_core *core) { core->gather.others_awaited = true; }
 
@@ -507,8 +503,6 @@ int64_t core_next_deadline(const struct master_core *core) {
     return next;
 }
 
-void core_expect_survivors(struct master_core *core, int64_t until_ns) { core->run.table.survivors_until = until_ns; }
-
 // ---- life ----
 
 struct master_core *core_new(uint32_t heartbeat_limit_ms, const uint8_t random[CORE_RANDOM_BYTES], int64_t now_ns) {
@@ -519,6 +513,12 @@ struct master_core *core_new(uint32_t heartbeat_limit_ms, const uint8_t random[C
     run_init(&core->run, heartbeat_limit_ms * MS_NS, random, key, now_ns);
     gather_init(&core->gather, key);
     return core;
+}
+
+void core_configure(struct master_core *core, const struct core_settings *settings) {
+    core->run.table.survivors_until = settings->survivors_until_ns;
+    if (settings->signer != NULL) core->run.signer = *settings->signer;
+    core->gather.standby = settings->standby;
 }
 
 void core_free(struct master_core *core) {

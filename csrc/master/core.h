@@ -28,8 +28,20 @@ enum {
 struct master_core;
 struct signer; // master/quorum
 
+struct core_settings {
+    // Until then members of an earlier run are expected to come, and newcomers wait for them.
+    int64_t survivors_until_ns;
+    // A standby takes runs up and serves them. It begins none, but for newcomers of one whose members it has lost.
+    bool standby;
+    // Epochs are signed, and a RESUME of a member counts only with one that is. Copied; the owner keeps the context.
+    // NULL: the run has no keys.
+    const struct signer *signer;
+};
+
 // `random` is for the first run. NULL when memory is refused.
 struct master_core *core_new(uint32_t heartbeat_limit_ms, const uint8_t random[CORE_RANDOM_BYTES], int64_t now_ns);
+// Sets what it is to be, before its first event; at first all is 0.
+void core_configure(struct master_core *core, const struct core_settings *settings);
 void core_free(struct master_core *core);
 
 // ---- events; each returns what to do, valid until the next event ----
@@ -63,19 +75,13 @@ const struct actions *core_farewell(struct master_core *core, int64_t now_ns);
 
 // ---- between events ----
 
-// Until then members of an earlier run are expected to come, and newcomers wait for them. At first: not at all.
-void core_expect_survivors(struct master_core *core, int64_t until_ns);
 // Bytes of an unfinished frame arrived: the peer is not silent.
 void core_heard(struct master_core *core, int64_t now_ns, uint32_t conn);
 // When the next tick is due; INT64_MAX: never.
 int64_t core_next_deadline(const struct master_core *core);
-// From now on epochs are signed, and a RESUME of a member counts only with one that is. The owner keeps the context.
-void core_set_signer(struct master_core *core, const struct signer *signer);
 // A run has ended, the next one needs an id and a secret. Until they are given, the old random bytes are stretched.
 bool core_wants_random(const struct master_core *core);
 void core_set_random(struct master_core *core, const uint8_t random[CORE_RANDOM_BYTES]);
-// A standby takes runs up and serves them. It begins none, but for newcomers of one whose members it has lost.
-void core_set_standby(struct master_core *core, bool standby);
 // Marks the activity of the other masters of the list as unknown: newcomers wait for core_others_are. Does nothing if
 // there is a run.
 void core_await_others(struct master_core *core);

@@ -99,7 +99,7 @@ uint32_t configuration_group_end(const struct configuration *config, uint32_t be
 // ---- gathering: gather.c ----
 
 struct gather {
-    bool standby;             // see core_set_standby
+    bool standby;             // see core_settings
     bool others_awaited;      // what other masters do is not known yet
     bool others_busy;         // one of them has a run, or gathers: none is begun beside that
     int64_t majority_at;      // since when enough are here; INT64_MAX: they are not

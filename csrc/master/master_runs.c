@@ -22,12 +22,6 @@ static bool master_verify(void *keys, const void *bytes, size_t length, const ui
     return keys_verify(keys, bytes, length, signature);
 }
 
-// From now on the master signs its epochs, and believes only those that these keys have signed. NULL: does nothing.
-static void sign_epochs(const struct keys *keys, struct master_core *core) {
-    struct signer signer = {.context = (void *)(uintptr_t)keys, .sign = master_sign, .verify = master_verify};
-    if (keys != NULL) core_set_signer(core, &signer);
-}
-
 // ---- runs ----
 
 struct master_run *master_find_run(struct master *master, const struct wire_run *name) {
@@ -68,9 +62,11 @@ static bool make_run(struct master *master, struct master_run *run, const struct
                                .known_until_ns = master->new_until_ns,
                                .looks_ns = INT64_MAX,
                                .begun = master->runs_begun++};
-    core_set_standby(core, master->standby);
-    sign_epochs(master->transport->options.keys, core);
-    core_expect_survivors(core, master->survivors_until_ns);
+    void *keys = master->transport->options.keys;
+    struct signer signer = {.context = keys, .sign = master_sign, .verify = master_verify};
+    core_configure(core, &(struct core_settings){.survivors_until_ns = master->survivors_until_ns,
+                                                 .standby = master->standby,
+                                                 .signer = keys != NULL ? &signer : NULL});
     return true;
 }
 

@@ -9,6 +9,12 @@
 #include "net/socket.h"
 #include "peer/wireup_private.h"
 
+enum {
+    SCRATCH_BYTES = 1 << 18,
+    TURN_BYTES = 1 << 20, // one measurement moves no more per wake-up, so that control frames are not held up
+    SAMPLE_NS = 4000000,  // between two samples of a measurement, at least
+};
+
 static uint32_t part_of_limit(uint64_t part, uint32_t most) {
     uint64_t descriptors = descriptor_limit() / part;
     return descriptors < UNKNOWN_LEAST ? UNKNOWN_LEAST : descriptors < most ? (uint32_t)descriptors : most;
@@ -295,23 +301,71 @@ void wireup_cancel(struct wireup *w, const struct wire_id *id) {
     w->dialled_count = kept;
 }
 
+// ---- measuring ----
+
+static void flood(struct wireup *w, struct connection *c) {
+    for (size_t sent = 0; sent < TURN_BYTES;) {
+        ptrdiff_t now_sent = transport_send(c->stream, w->scratch, SCRATCH_BYTES);
+        if (now_sent == -EAGAIN) return;
+        if (now_sent <= 0) {
+            wireup_connection_free(w, c); // the receiver reports what it got
+            return;
+        }
+        sent += (size_t)now_sent;
+    }
+}
+
+static void add_sample(struct measurement *m, uint64_t bytes, int64_t now_ns) {
+    m->bytes += bytes;
+    m->last = now_ns;
+    bool due = m->count == 0 || m->last - m->samples[m->count - 1].at >= SAMPLE_NS;
+    if (due && m->count < MEASUREMENT_SAMPLES)
+        m->samples[m->count++] = (struct sample){.at = m->last, .bytes = m->bytes};
+}
+
+// Bytes/s in the later two thirds: the start of a connection tells of its window and of token buckets, not of the link.
+static uint64_t rate_of(const struct measurement *m) {
+    if (m->count == 0) return 0;
+    int64_t begin = m->samples[0].at + (m->last - m->samples[0].at) / 3;
+    struct sample from = m->samples[0];
+    for (uint32_t i = 1; i < m->count && m->samples[i].at <= begin; i++) from = m->samples[i];
+    if (m->last - from.at < SAMPLE_NS) from = (struct sample){.at = m->samples[0].at}; // all came in one go
+    int64_t span = m->last - from.at > MS_NS ? m->last - from.at : MS_NS;
+    return (uint64_t)((double)(m->bytes - from.bytes) * 1e9 / (double)span);
+}
+
+static void end_measurement(struct wireup *w, struct connection *c) {
+    struct wireup_event event = {.kind = WIREUP_MEASURED, .id = c->hello.from, .bytes_per_s = rate_of(c->measurement)};
+    wireup_connection_free(w, c);
+    wireup_push(w, &event);
+}
+
+static void measure(struct wireup *w, struct connection *c) {
+    struct measurement *m = c->measurement;
+    for (size_t total = 0; total < TURN_BYTES || c->stream->buffered;) {
+        ptrdiff_t got = transport_receive(c->stream, w->scratch, SCRATCH_BYTES);
+        if (got == -EAGAIN) return;
+        if (got <= 0) {
+            end_measurement(w, c);
+            return;
+        }
+        total += (size_t)got;
+        add_sample(m, (uint64_t)got, platform_now_ns());
+    }
+}
+
 // ---- the loop ----
 
 static void advance(struct wireup *w, struct connection *c, int64_t now) {
     switch (c->state) {
     case DIALING: wireup_dial_step(w, c); break;
-    case AWAIT_ACK:
-        if (conn_out_waiting(&c->output) == 0)
-            wireup_dial_take_ack(w, c, now);
-        else if (!wireup_connection_flush(w, c))
-            wireup_dial_failed(w, c, wireup_cannot_send);
-        break;
+    case AWAIT_ACK: wireup_dial_take_ack(w, c, now); break;
     case AWAIT_HELLO: take_hello(w, c); break;
     case PARKED: wireup_connection_free(w, c); break; // it gave up
     case AWAIT_PADDING: take_padding(w, c); break;
     case ANSWERING: answer(w, c); break;
-    case FLOODING: wireup_dial_flood(w, c); break;
-    case MEASURING: wireup_dial_measure(w, c); break;
+    case FLOODING: flood(w, c); break;
+    case MEASURING: measure(w, c); break;
     }
 }
 
@@ -334,7 +388,7 @@ static void time_out(struct wireup *w, struct connection *c) {
         transport_reset(c->stream); // megabytes queued for a slow link must not occupy it after the measurement
         wireup_connection_free(w, c);
         break;
-    case MEASURING: wireup_dial_end_measurement(w, c); break;
+    case MEASURING: end_measurement(w, c); break;
     default: wireup_connection_free(w, c); break;
     }
 }

@@ -1,4 +1,4 @@
-// Dialling peers, and the measurement of links, which begins as a dial does.
+// Dialling peers. The measurement of a link begins as a dial, too.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -8,10 +8,6 @@
 #include "base/platform.h"
 #include "net/relay.h"
 #include "peer/wireup_private.h"
-
-enum { SAMPLE_NS = 4000000 }; // between two samples of a measurement, at least
-
-// ---- dialing ----
 
 static void push_failure(struct wireup *w, const struct wire_link_hello *hello) {
     static const enum wireup_event_kind kinds[] = {0, WIREUP_FAILED, WIREUP_MEASURED, WIREUP_PRECOPY}; // by kind
@@ -147,7 +143,7 @@ void wireup_dial_fail_route(struct wireup *w, struct connection *c, const char *
     dial_next(w, &from);
 }
 
-const char wireup_cannot_send[] = "cannot send the hello";
+static const char cannot_send[] = "cannot send the hello";
 
 void wireup_dial_step(struct wireup *w, struct connection *c) {
     int error = transport_step(c->stream);
@@ -163,7 +159,7 @@ void wireup_dial_step(struct wireup *w, struct connection *c) {
     wire_encode_link_hello(&c->output.bytes, wireup_header(w), &c->hello);
     wire_encode_link_padding(&c->output.bytes, wireup_header(w));
     if (!wireup_connection_flush(w, c)) {
-        wireup_dial_failed(w, c, wireup_cannot_send);
+        wireup_dial_failed(w, c, cannot_send);
         return;
     }
     struct wireup_event event = {.kind = WIREUP_PROVED, .id = c->hello.to, .index = c->hello.index};
@@ -178,6 +174,10 @@ void wireup_dial_take_ack(struct wireup *w, struct connection *c, int64_t now) {
     struct wire_header header;
     const uint8_t *body;
     enum conn_next next = CONN_MORE;
+    if (conn_out_waiting(&c->output) > 0) {
+        if (!wireup_connection_flush(w, c)) wireup_dial_failed(w, c, cannot_send);
+        return;
+    }
     while (next == CONN_MORE || (next == CONN_FRAME && header.type != WIRE_LINK_ACK)) {
         // Bytes after the ACK belong to the data plane.
         ptrdiff_t got = conn_in_receive(&c->input, c->stream, 0);
@@ -199,58 +199,5 @@ void wireup_dial_take_ack(struct wireup *w, struct connection *c, int64_t now) {
     } else {
         if (c->hello.kind == WIRE_LINK_DATA) note_dialled(w, c);
         wireup_hand_over(w, c, &c->hello.to);
-    }
-}
-
-// ---- measuring ----
-
-void wireup_dial_flood(struct wireup *w, struct connection *c) {
-    for (size_t sent = 0; sent < TURN_BYTES;) {
-        ptrdiff_t now_sent = transport_send(c->stream, w->scratch, SCRATCH_BYTES);
-        if (now_sent == -EAGAIN) return;
-        if (now_sent <= 0) {
-            wireup_connection_free(w, c); // the receiver reports what it got
-            return;
-        }
-        sent += (size_t)now_sent;
-    }
-}
-
-static void add_sample(struct measurement *m, uint64_t bytes, int64_t now_ns) {
-    m->bytes += bytes;
-    m->last = now_ns;
-    bool due = m->count == 0 || m->last - m->samples[m->count - 1].at >= SAMPLE_NS;
-    if (due && m->count < MEASUREMENT_SAMPLES)
-        m->samples[m->count++] = (struct sample){.at = m->last, .bytes = m->bytes};
-}
-
-// Bytes/s in the later two thirds: the start of a connection tells of its window and of token buckets, not of the link.
-static uint64_t rate_of(const struct measurement *m) {
-    if (m->count == 0) return 0;
-    int64_t begin = m->samples[0].at + (m->last - m->samples[0].at) / 3;
-    struct sample from = m->samples[0];
-    for (uint32_t i = 1; i < m->count && m->samples[i].at <= begin; i++) from = m->samples[i];
-    if (m->last - from.at < SAMPLE_NS) from = (struct sample){.at = m->samples[0].at}; // all came in one go
-    int64_t span = m->last - from.at > MS_NS ? m->last - from.at : MS_NS;
-    return (uint64_t)((double)(m->bytes - from.bytes) * 1e9 / (double)span);
-}
-
-void wireup_dial_end_measurement(struct wireup *w, struct connection *c) {
-    struct wireup_event event = {.kind = WIREUP_MEASURED, .id = c->hello.from, .bytes_per_s = rate_of(c->measurement)};
-    wireup_connection_free(w, c);
-    wireup_push(w, &event);
-}
-
-void wireup_dial_measure(struct wireup *w, struct connection *c) {
-    struct measurement *m = c->measurement;
-    for (size_t total = 0; total < TURN_BYTES || c->stream->buffered;) {
-        ptrdiff_t got = transport_receive(c->stream, w->scratch, SCRATCH_BYTES);
-        if (got == -EAGAIN) return;
-        if (got <= 0) {
-            wireup_dial_end_measurement(w, c);
-            return;
-        }
-        total += (size_t)got;
-        add_sample(m, (uint64_t)got, platform_now_ns());
     }
 }

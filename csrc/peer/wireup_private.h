@@ -9,8 +9,6 @@
 #include "peer/wireup.h"
 
 enum {
-    SCRATCH_BYTES = 1 << 18,
-    TURN_BYTES = 1 << 20,         // one measurement moves no more per wake-up, so that control frames are not held up
     WIREUP_ACCEPT_PAUSE_MS = 100, // of the listener when the process is out of descriptors
     UNKNOWN_LEAST = 16,
     WITHIN_HOST_US = 500,           // at most
@@ -112,7 +110,6 @@ void wireup_push(struct wireup *w, const struct wireup_event *event);
 void wireup_tell_shortage(struct wireup *w, int error);
 
 // ---- of wireup_dial ----
-extern const char wireup_cannot_send[];
 // A handshake through a relay has failed. The other end may try another secret: waits for it once more. Frees it.
 void wireup_relay_again(struct wireup *w, struct connection *c);
 void wireup_dial_step(struct wireup *w, struct connection *c);                    // DIALING
@@ -120,8 +117,5 @@ void wireup_dial_take_ack(struct wireup *w, struct connection *c, int64_t now); 
 void wireup_dial_failed(struct wireup *w, struct connection *c, const char *why); // frees it
 // The peer could not be reached this way: tries the next one. Frees it.
 void wireup_dial_fail_route(struct wireup *w, struct connection *c, const char *why);
-void wireup_dial_flood(struct wireup *w, struct connection *c);           // FLOODING
-void wireup_dial_measure(struct wireup *w, struct connection *c);         // MEASURING
-void wireup_dial_end_measurement(struct wireup *w, struct connection *c); // frees it
 
 #endif

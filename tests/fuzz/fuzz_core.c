@@ -454,8 +454,8 @@ static void replace_master(uint8_t how) {
     core_free(master);
     master = core_new(LIMIT_MS, random, now);
     if (master == NULL) master = core_new(LIMIT_MS, random, now); // one allocation is refused at most
-    core_expect_survivors(master, now + (how & 3) * 50 * MS_NS);
-    core_set_standby(master, how & 4);
+    core_configure(
+        master, &(struct core_settings){.survivors_until_ns = now + (how & 3) * 50 * MS_NS, .standby = (how & 4) != 0});
     MUST(core_activity(master) == WIRE_IDLE);
 }
 

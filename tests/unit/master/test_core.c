@@ -665,7 +665,7 @@ static void test_refusals(void) {
     end();
 
     begin("of newcomers that wait for a run to begin most decide, not the first");
-    core_expect_survivors(m, now + 100 * MS_NS);
+    core_configure(m, &(struct core_settings){.survivors_until_ns = now + 100 * MS_NS});
     hello_from('a', 0, loopback);
     hello_from('b', 0, address_of('b'));
     hello_from('c', 0, address_of('c'));

@@ -922,7 +922,7 @@ static void test_young(void) {
 
 static void test_newcomers(void) {
     begin("a newcomer waits as long as a minority does, and both hear why");
-    core_expect_survivors(m, now + 100 * MS_NS);
+    core_configure(m, &(struct core_settings){.survivors_until_ns = now + 100 * MS_NS});
     resume(&(struct says){.who = 'a', .members = "abc"});
     hello('x', 1);
     CHECK(quiet("ax"));
@@ -941,7 +941,7 @@ static void test_newcomers(void) {
     end();
 
     begin("a newcomer waits for those that may come, and not longer");
-    core_expect_survivors(m, now + 100 * MS_NS);
+    core_configure(m, &(struct core_settings){.survivors_until_ns = now + 100 * MS_NS});
     hello('x', 1);
     pass(90, "");
     CHECK(quiet("x"));
@@ -951,7 +951,7 @@ static void test_newcomers(void) {
     end();
 
     begin("a newcomer is let in where the run goes on");
-    core_expect_survivors(m, now + 100 * MS_NS);
+    core_configure(m, &(struct core_settings){.survivors_until_ns = now + 100 * MS_NS});
     hello('x', 1);
     resume_all("ab");
     ASKED("ab", 2);
@@ -1001,7 +1001,7 @@ static void test_newcomers(void) {
     end();
 
     begin("a standby begins no run, and takes one up");
-    core_set_standby(m, true);
+    core_configure(m, &(struct core_settings){.standby = true});
     hello('x', 1);
     REFUSED('x', "standby");
     resume_all("ab");

@@ -194,7 +194,7 @@ static void test_strangers(void) {
     core_free(m);
 
     begin("newcomers take all places");
-    core_expect_survivors(m, now + SECOND_NS);
+    core_configure(m, &(struct core_settings){.survivors_until_ns = now + SECOND_NS});
     for (uint32_t i = 1; i < MEMBERS; i++) hello(i);
     resume(0, 0, RUN, 5, 2);
     hello(MEMBERS);
