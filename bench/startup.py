@@ -41,7 +41,7 @@ def worker(peer: Peer, ports: dict[str, list[int]]) -> dict[str, list[tuple[floa
     import torch
     import torch.distributed as dist
 
-    import pccl.distributed  # noqa: F401 - a launcher's program imports it before, as torch does by itself
+    import pccl.distributed._group  # noqa: F401 - once in a process; the table of imports has its time
 
     torch.set_num_threads(1)
     one = torch.ones(1)

@@ -20,6 +20,7 @@ import pccl.distributed
 from pccl import Communicator, ParityError, ParityInfo, PCCLTimeoutError, Result, SharedState, TensorInfo, UsageError
 
 preload(__name__)
+preload("pccl.distributed._elastic")
 
 
 class ParityPeer:

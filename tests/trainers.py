@@ -29,6 +29,7 @@ import pccl.distributed
 from pccl.distributed import _replicated
 
 preload(__name__)
+preload("pccl.distributed._elastic")
 
 ROWS = 4
 # What rounding may change in an average, as a part of the average of the absolute values: some units in the last place.

@@ -22,6 +22,8 @@ joined the others; other calls raise an error until then. RANK and WORLD_SIZE st
 membership `get_rank()` and `get_world_size()` return them from the start.
 """
 
+from typing import TYPE_CHECKING
+
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as _error:
@@ -32,10 +34,8 @@ from pccl._exports import rehome as _rehome
 from pccl._torch_backend import register as _register
 from pccl.distributed._board import BootstrapError
 from pccl.distributed._change import Change, on_change
-from pccl.distributed._elastic import Elastic
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from pccl.distributed._group import Options, ProcessGroup, lost_ranks
-from pccl.distributed._parity import check_parity
 from pccl.distributed._supervise import supervise
 from pccl.distributed._this_run import is_joining, join, keys, masters
 from pccl.state import Snapshots
@@ -63,6 +63,28 @@ __all__ = [
     "supervise",
 ]
 
+_LATE = {"Elastic": "_elastic", "check_parity": "_parity"}
+"""The modules of what imports FSDP, which takes a second: init_process_group does without."""
+
+if TYPE_CHECKING:
+    from pccl.distributed._elastic import Elastic
+    from pccl.distributed._parity import check_parity
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    globals()[name] = found = getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    _rehome(globals(), [name])
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})
+
+
 _register()
 
-_rehome(globals(), __all__)
+_rehome(globals(), [name for name in __all__ if name not in _LATE])

@@ -29,6 +29,15 @@ def test_the_import_makes_it_known_where_torch_loads_no_entry_points() -> None:
     assert run(f"import pccl.distributed; {KNOWN}", **off) == "True True"
 
 
+def test_a_group_imports_no_more_of_torch_than_it_needs() -> None:
+    """FSDP and DTensor take a second, in which all ranks of a job would wait for each other."""
+    late = "torch.distributed.fsdp torch.distributed.tensor torch._dynamo sympy"
+    assert run(f"import sys, pccl.distributed._group; print(*sys.modules.keys() & set({late!r}.split()))") == ""
+    assert run("import pccl.distributed as package; print('Elastic' in dir(package), package.Elastic.__module__)") == (
+        "True pccl.distributed"
+    )
+
+
 @pytest.mark.parametrize(
     ("version", "warned"), [("2.13.0+cpu", 0), ("2.14.1+cu130", 0), ("2.12.9", 1), ("2.15.0a0", 1), ("3.13", 1)]
 )

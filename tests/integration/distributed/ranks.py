@@ -26,7 +26,7 @@ from performers import preload, start_server, take_environment
 
 SECONDS = 90.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-for _name in ("torch", "torch._dynamo", "torch.distributed.fsdp", "pccl.distributed"):
+for _name in ("torch", "torch._dynamo", "pccl.distributed._elastic", "pccl.distributed._parity"):
     preload(_name)
 
 

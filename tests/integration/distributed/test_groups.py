@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import pccl.distributed
 
 preload(__name__)
+preload("pccl.distributed._elastic")
 
 TIMEOUT = timedelta(seconds=PATIENCE)
 
