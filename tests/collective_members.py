@@ -64,15 +64,21 @@ class Wish:
         return [[self.count * ((giver + 2 * taker) % 3) + giver % 2 for taker in range(size)] for giver in range(size)]
 
 
-def content(kind: DataType, count: int, rank: int) -> np.ndarray:
-    """What a member puts in: small whole numbers, so that results are exact in every type."""
-    numbers = np.random.default_rng([count, rank]).integers(0, 2 if kind is DataType.BOOL else 5, count)
-    return numbers.astype(kind.to_numpy_dtype())
+WHOLE = slice(None)
 
 
-def reduced(wish: Wish, count: int, ranks: Sequence[int]) -> np.ndarray:
+def content(kind: DataType, count: int, rank: int, where: slice = WHOLE) -> np.ndarray:
+    """What a member puts in: small whole numbers, so that results are exact in every type.
+
+    Cheap, because the others wait for whoever computes this last, on busy machines too.
+    """
+    numbers = np.random.default_rng([count, rank]).integers(0, 2 if kind is DataType.BOOL else 5, count, dtype=np.uint8)
+    return numbers[where].astype(kind.to_numpy_dtype())
+
+
+def reduced(wish: Wish, count: int, ranks: Sequence[int], where: slice = WHOLE) -> np.ndarray:
     """The result of a reduce of these members."""
-    inputs = [content(wish.dtype, count, rank) for rank in ranks]
+    inputs = [content(wish.dtype, count, rank, where) for rank in ranks]
     return functools.reduce(lambda a, b: COMBINE[wish.op](a, b).astype(a.dtype), inputs)
 
 
@@ -159,7 +165,9 @@ class Buffers:
     def _reduce_scatter(self) -> list[Any]:
         sizes = self.wish.sizes(self.size)
         recv = self.room(sizes[self.rank])
-        self.expected = [(recv, part(reduced(self.wish, sum(sizes), range(self.size)), sizes, self.rank))]
+        begin = sum(sizes[: self.rank])
+        own = slice(begin, begin + sizes[self.rank])
+        self.expected = [(recv, reduced(self.wish, sum(sizes), range(self.size), own))]
         self._counts(sizes)
         return [self.parts(self.own(sum(sizes)), sizes), self.tensor(recv)]
 

@@ -20,7 +20,7 @@ def survivors_of(members, victim, wish, delay=None):
     if delay is None:
         members[victim].kill()
     else:
-        members[victim].tell("die_in", wish, delay)
+        assert members[victim].ask("die_in", wish, delay) is None  # an error would let it live, and the others wait
     outcomes = [member.answer() for member in others]
     members[victim].kill()
     return others, outcomes
