@@ -1,4 +1,4 @@
-// The rules for one certificate: its dates, its run and roles, and whether TLS can use it. For net/certificates alone.
+// The rules for one certificate: its dates, its run and roles, and whether TLS can use it.
 #ifndef PCCL_NET_CERTIFICATE_H
 #define PCCL_NET_CERTIFICATE_H
 

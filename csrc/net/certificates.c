@@ -150,10 +150,6 @@ static void look(const struct certificates *c, struct mark marks[FILES]) {
 
 // ---- what others see ----
 
-unsigned certificates_roles(SSL *ssl, const X509 *other, char reason[KEYS_REASON_BYTES]) {
-    return certificate_roles(SSL_get_certificate(ssl), other, reason);
-}
-
 void certificates_problem(X509_STORE_CTX *context, char reason[KEYS_REASON_BYTES]) {
     int error = X509_STORE_CTX_get_error(context);
     const X509 *certificate = X509_STORE_CTX_get_current_cert(context);
@@ -404,7 +400,7 @@ static bool is_masters(SSL *ssl, STACK_OF(X509) * chain) {
     X509_STORE *authorities = NULL;
     return SSL_get0_verify_cert_store(ssl, &authorities) == 1 &&
            leads_to(authorities, chain, X509_V_FLAG_NO_CHECK_TIME) &&
-           (certificates_roles(ssl, sk_X509_value(chain, 0), reason) & CERTIFICATES_MASTER) != 0;
+           (certificate_roles(SSL_get_certificate(ssl), sk_X509_value(chain, 0), reason) & CERTIFICATES_MASTER) != 0;
 }
 
 // Reads the chain of a voucher, and finds its statement. NULL: it is malformed, or there is no memory.

@@ -153,8 +153,6 @@ unsigned certificates_own_roles(const struct certificates *certificates);
 // have changed. What was read before stays if they cannot be used, or if the certificate has another run or fewer
 // roles; a line of the log says why. False: no memory.
 bool certificates_use(struct certificates *certificates, SSL *ssl);
-// The roles of the other side's certificate in the run of this side's. 0: none, and `reason` says why.
-unsigned certificates_roles(SSL *ssl, const X509 *other, char reason[KEYS_REASON_BYTES]);
 // Writes why a certificate was not verified.
 void certificates_problem(X509_STORE_CTX *context, char reason[KEYS_REASON_BYTES]);
 

@@ -15,6 +15,7 @@
 
 #include "base/descriptor.h"
 #include "base/log.h"
+#include "net/certificate.h"
 #include "net/conn.h"
 #include "net/relay.h"
 #include "net/socket.h"
@@ -233,7 +234,7 @@ static int judge(int good, X509_STORE_CTX *context) {
         return 0;
     }
     if (X509_STORE_CTX_get_error_depth(context) > 0) return 1;
-    tls->roles = certificates_roles(ssl, X509_STORE_CTX_get_current_cert(context), tls->reason);
+    tls->roles = certificate_roles(SSL_get_certificate(ssl), X509_STORE_CTX_get_current_cert(context), tls->reason);
     if (tls->roles == 0) X509_STORE_CTX_set_error(context, X509_V_ERR_APPLICATION_VERIFICATION);
     return tls->roles != 0;
 }

@@ -1,10 +1,8 @@
 #include "peer/communicator_private.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/descriptor.h"
 #include "base/detail.h"
 #include "base/platform.h"
 #include "base/recorder.h"
@@ -505,34 +503,4 @@ pcclResult_t communicator_leaving(struct communicator *c, struct leaving_member 
     *count_out = leaving->count;
     for (size_t i = 0; i < leaving->count && i < capacity; i++) out[i] = leaving->others[i];
     return communicator_finish(c, pcclSuccess);
-}
-
-// ---- life ----
-
-struct communicator *communicator_new(const struct communicator_params *params) {
-    struct communicator *c = calloc(1, sizeof *c);
-    if (c == NULL) return NULL;
-    c->params = *params;
-    atomic_init(&c->events, -1);
-    c->wake = wake_open();
-    if (params->transport.keys != NULL) keys_hold(params->transport.keys);
-    if (c->wake < 0 || !platform_cond_init(&c->changed)) {
-        keys_release(params->transport.keys);
-        descriptor_close(c->wake);
-        free(c);
-        return NULL;
-    }
-    pthread_mutex_init(&c->lock, NULL);
-    return c;
-}
-
-void communicator_free(struct communicator *c) {
-    recorder_free(c->recorder);
-    descriptor_close(atomic_load(&c->events));
-    descriptor_close(c->wake);
-    transport_context_release(c->transport);
-    keys_release(c->params.transport.keys);
-    pthread_cond_destroy(&c->changed);
-    pthread_mutex_destroy(&c->lock);
-    free(c);
 }

@@ -96,7 +96,7 @@ void communicator_report(struct communicator *c, const struct wire_numbers *numb
 void communicator_state(struct communicator *c, char *out, size_t capacity);
 // Reports the links to the other members of the group; writes up to `capacity` reports.
 pcclResult_t communicator_links(struct communicator *c, struct link_report *out, size_t capacity, size_t *count_out);
-// A descriptor that becomes readable whenever a call ends; made at the first request, closed by communicator_free.
+// A descriptor that becomes readable whenever a call ends; made at the first request, closed by connect_free.
 // Readable at first. Negative: -errno.
 int communicator_events(struct communicator *c);
 // Between these two it is not freed, though that may be under way: for a call that makes several of the others.

@@ -90,10 +90,6 @@ struct communicator {
 };
 
 // ---- communicator.c ----
-// No network, no thread, no part. NULL when the system refuses.
-struct communicator *communicator_new(const struct communicator_params *params);
-// Nobody else may hold it. Its parts, state machine and engine are gone.
-void communicator_free(struct communicator *c);
 // A function that begins with it is called with the lock held.
 #define communicator_assert_locked(c) lock_assert_held(&(c)->lock)
 // Takes the lock; the first of every call.

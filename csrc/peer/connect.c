@@ -1,5 +1,6 @@
 #include "peer/communicator_private.h"
 
+#include "base/descriptor.h"
 #include "base/detail.h"
 #include "base/log.h"
 #include "base/platform.h"
@@ -146,12 +147,29 @@ static void free_all(struct communicator *c) {
     member_free(c->core);
     control_free(c->control);
     ops_forget(c);
-    communicator_free(c);
+    recorder_free(c->recorder);
+    descriptor_close(atomic_load(&c->events));
+    descriptor_close(c->wake);
+    transport_context_release(c->transport);
+    keys_release(c->params.transport.keys);
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
 }
 
 struct communicator *connect_new(const struct communicator_params *params) {
-    struct communicator *c = communicator_new(params);
+    struct communicator *c = calloc(1, sizeof *c);
     if (c == NULL) return NULL;
+    c->params = *params;
+    atomic_init(&c->events, -1);
+    c->wake = wake_open();
+    if (c->wake < 0 || !platform_cond_init(&c->changed)) {
+        descriptor_close(c->wake);
+        free(c);
+        return NULL;
+    }
+    pthread_mutex_init(&c->lock, NULL);
+    if (params->transport.keys != NULL) keys_hold(params->transport.keys);
     c->shared_state = shared_state_new();
     c->precopy = precopy_new();
     c->control = control_new(c);
