@@ -24,7 +24,7 @@ from pccl._waits import FIRST_SECONDS, WaitLog
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-GRACE_PART = 0.1
+GRACE_PART, GRACE_MOST_SECONDS = 0.1, 60.0
 """Of the timeout, for which ranks may disagree: the place of a rank may be that of an earlier attempt."""
 
 LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
@@ -149,18 +149,19 @@ class Board:
     def _lead(self, own: Place) -> dict[str, Any]:
         """At rank 0: names attempts until all ranks take part in one."""
         ranks = range(1, self.world_size)
-        self._wait([_place_key(rank) for rank in ranks], self._not_called)
+        self._wait([_place_key(rank) for rank in ranks], self._not_met)
         attempt: dict[str, Any] = {"places": []}
         wrong_since = 0.0
-        for _ in self._pauses(self.not_here):
+        for _ in self._pauses(self._not_met):
             places = [self._store.get(_place_key(rank)).decode() for rank in range(self.world_size)]
             if places != attempt["places"]:
                 attempt = {"name": uuid4().hex, "places": places, "problem": _problem(places, own)}
                 wrong_since = time.monotonic()
                 if not attempt["problem"]:
                     self._store.set(_ATTEMPT_KEY, json.dumps(attempt))
+                self._store.set(_DOUBT_KEY, attempt["problem"])
             if attempt["problem"]:
-                if time.monotonic() - wrong_since > GRACE_PART * self._timeout.total_seconds():
+                if time.monotonic() - wrong_since > min(GRACE_PART * self._timeout.total_seconds(), GRACE_MOST_SECONDS):
                     self._store.set(_ATTEMPT_KEY, json.dumps(attempt))
                     raise BootstrapError(attempt["problem"])
             elif not ranks or self._store.check([_key(attempt["name"], "here", rank) for rank in ranks]):
@@ -170,9 +171,9 @@ class Board:
 
     def _follow(self, own: Place) -> dict[str, Any]:
         """At other ranks: takes part in the attempts that rank 0 names, until one begins."""
-        self._wait([_ATTEMPT_KEY], self._not_called)
+        self._wait([_ATTEMPT_KEY], self._not_met)
         name = ""
-        for _ in self._pauses(self.not_here):
+        for _ in self._pauses(self._not_met):
             attempt = json.loads(self._store.get(_ATTEMPT_KEY))
             if own.token in (_read(text).token for text in attempt["places"]):
                 if attempt["problem"]:
@@ -248,12 +249,13 @@ class Board:
         except RuntimeError:
             return False
 
-    def not_here(self) -> str:
-        """Returns which ranks have not called init_process_group, or else do not take part in this attempt."""
-        return self._not_called() if self._away() else "all ranks have called init_process_group, but not all have met"
-
-    def _not_called(self) -> str:
-        return f"{listed_ranks(self._away(), self.world_size)} not called init_process_group"
+    def _not_met(self) -> str:
+        """Returns which ranks have not called init_process_group, or what rank 0 says that the ranks disagree about."""
+        away = self._away()
+        if away:
+            return f"{listed_ranks(away, self.world_size)} not called init_process_group"
+        doubt = self._store.get(_DOUBT_KEY).decode() if self._store.check([_DOUBT_KEY]) else ""
+        return doubt or "all ranks have called init_process_group, but not all have met"
 
     def _away(self) -> list[int]:
         return [rank for rank in range(self.world_size) if not self._store.check([_place_key(rank)])]
@@ -272,7 +274,8 @@ class Board:
             return _disagree(self.world_size, self.rank, min(others), "others")
         if not away:
             return f"rank {self.rank} has waited {limit} for the other ranks, which have ended or hang: see what the others print"
-        return f"after {limit}, {self._not_called()}: start them, or give all ranks a smaller world size"
+        text = f"{listed_ranks(away, self.world_size)} not called init_process_group"
+        return f"after {limit}, {text}: start them, or give all ranks a smaller world size"
 
 
 def listed_ranks(ranks: Sequence[int], world_size: int) -> str:
@@ -282,6 +285,7 @@ def listed_ranks(ranks: Sequence[int], world_size: int) -> str:
 
 
 _ATTEMPT_KEY = "pccl/attempt"
+_DOUBT_KEY = "pccl/doubt"  # what the ranks disagree about, before rank 0 makes it the end of the attempt
 
 
 def _place_key(rank: int) -> str:

@@ -120,6 +120,8 @@ def _join_run(comm: Communicator, board: Board, job: Job) -> str:
 
     def not_here() -> str:
         away = [rank for rank in range(board.world_size) if not board.has_told("connected", rank)]
+        if not away:
+            return f"all ranks have connected to {addresses}, but the run does not have all of them yet"
         return f"{listed_ranks(away, board.world_size)} not joined the run at {addresses}"
 
     try:

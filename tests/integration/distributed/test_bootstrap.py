@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -268,6 +269,38 @@ def test_ranks_that_have_not_called_are_named_while_it_waits(own, monkeypatch, c
     with pytest.raises(_board.BootstrapError, match=f"rank {1 - own} of 2 has not called"):
         _bootstrap.connect(dist.HashStore(), own, 2, timedelta(seconds=1))
     assert f"rank {1 - own} of 2 has not called init_process_group" in caplog.text
+
+
+def test_what_ranks_disagree_about_is_logged_while_they_wait(monkeypatch):
+    """Rank 0 gives the others time to write their places anew. All say meanwhile why nothing happens."""
+    monkeypatch.setattr(_board, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(pccl._waits, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(pccl._waits, "AGAIN_SECONDS", 0.05)
+    words = 'rank 0 has the membership "elastic" and rank 1 "fixed"; give all ranks the same'
+    store, waits = dist.HashStore(), [Waits(), Waits()]
+
+    def meet(rank: int, membership: str) -> str:
+        board = _board.Board(store, rank, 2, Deadline(PATIENCE), timedelta(seconds=10))
+        board.log = waits[rank]
+        with pytest.raises(_board.BootstrapError) as raised:
+            board.meet(_board.own_place(store, 2, membership))
+        return str(raised.value)
+
+    with ThreadPoolExecutor() as threads:
+        errors = list(threads.map(meet, (0, 1), ("elastic", "fixed")))
+    assert all(words in error for error in errors), errors
+    assert all(words in " ".join(wait.told) for wait in waits), [wait.told for wait in waits]
+
+
+class Waits(_waits.WaitLog):
+    """Keeps what is told, too."""
+
+    def __init__(self) -> None:
+        super().__init__("meet")
+        self.told: list[str] = []
+
+    def tell(self, text: str) -> None:
+        self.told.append(text)
 
 
 @pytest.mark.parametrize(("own", "text"), [(0, "rank 1 of 2 has not joined the run at"), (1, "rank 1 waits for rank 0")])
