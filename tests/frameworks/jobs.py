@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -52,6 +53,8 @@ def run(
     and makes `exactly` so many steps, as a run with `join` did before.
     AssertionError: the job did not end within LIMIT.
     """
+    if program.startswith("deepspeed"):
+        compile_operators()
     folder.mkdir(parents=True)
     environment = {
         **os.environ,
@@ -89,15 +92,32 @@ def run(
             command += ["-m", "pccl.distributed.run", *wrap, *(("--restarts", "1") if join else ()), script]
         else:
             command.append(script)
-    process = subprocess.Popen(
-        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    try:
-        output, _ = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        raise AssertionError(f"{program} did not end within {LIMIT:g} s:\n{output[-6000:]}") from None
+    printed = folder / "output.txt"  # not a pipe: whoever outlives the launcher would hold it open
+    with printed.open("w") as out:
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=out, stderr=out, start_new_session=True)
+        try:
+            process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            end_tree(process.pid)
+            process.wait()
+            output = printed.read_text(errors="replace")
+            raise AssertionError(f"{program} did not end within {LIMIT:g} s:\n{output[-6000:]}") from None
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return Job(process.returncode, output, reports)
+    return Job(process.returncode, printed.read_text(errors="replace"), reports)
+
+
+def end_tree(pid: int) -> None:
+    """Kills a process and all that it has started, also in sessions of their own, as torchrun's workers are."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGSTOP)  # starts nothing more
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                end_tree(int(child))
+        os.kill(pid, signal.SIGKILL)
+
+
+@functools.cache
+def compile_operators() -> None:
+    """Has DeepSpeed compile its operator for CPUs, for later runs as well. On a busy machine that may take longer than LIMIT."""
+    program = "from deepspeed.comm.torch import build_shm_op; build_shm_op()"
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "DS_ACCELERATOR": "cpu"}, check=True)
