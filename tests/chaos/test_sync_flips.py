@@ -44,6 +44,10 @@ HASHES, ASK, LEAVES = TYPES["SYNC_HASHES"], TYPES["SYNC_ASK"], TYPES["SYNC_LEAF"
 LINK_TESTS = TYPES["LINK_HEARD"], TYPES["LINK_PADDING"]
 SIZES = [3 << 20, 5, 0, 400_000, 1 << 20]
 
+LIMIT = 4.0
+"""Heartbeat limit where a flip may cost a connection. The relay is threads of this process: if it then stands still for half the
+limit, the donor has failed twice before its links are made again, and is rightly expelled."""
+
 ONE = os.environ.get("CHAOS_SEED")
 SEEDS = [int(ONE)] if ONE else range(60)
 
@@ -265,7 +269,7 @@ FIELDS = [(0, 0), (2, 7), (3, 7), (4, 0), (5, 6), (7, 7), (6, 4), (8, 0), (15, 7
 @pytest.mark.parametrize(("place", "bit"), FIELDS)
 def test_a_flipped_header_costs_a_connection_at_most(monkeypatch, wanted, place, bit):
     """Or a frame, which is missed when nothing comes for the limit."""
-    with group(monkeypatch, [A, A, B], limit=2.0) as (relay, members):
+    with group(monkeypatch, [A, A, B], limit=LIMIT) as (relay, members):
         # the list comes from the first donor or from the other one
         relay.tamper, done = flip_once(wanted, 0, lambda _: place, bit)
         check_repaired(members, on_all(members, Holding.sync), [0, 0, TOTAL])
@@ -404,7 +408,7 @@ def test_any_flip(monkeypatch, seed):
                 done.append(f"{kind} at {place}")
                 frame[place] ^= 1 << bit
 
-    with group(monkeypatch, [A] * donors + [B, B], limit=1.5, lanes=rng.choice([1, 2])) as (relay, members):
+    with group(monkeypatch, [A] * donors + [B, B], limit=LIMIT, lanes=rng.choice([1, 2])) as (relay, members):
         for member in members[:donors]:
             member.state.revision = 4
         relay.tamper = tamper
