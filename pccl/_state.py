@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields
@@ -158,8 +159,8 @@ class SharedState:
 
     def _collect(self, function: str) -> None:
         """Before the tensors are read: refuses those that were replaced, and copies what lies elsewhere into them."""
-        for check in (*self._checks, *(info.replaced for info in self._tensor_infos)):
-            problem = check()
+        replaced = (info.replaced() for info in self._tensor_infos)
+        for problem in itertools.chain((check() for check in self._checks), replaced):
             if problem:
                 raise error_for(_C.pcclInvalidArgument, function, problem)
         synchronize(info._owner for info in self._tensor_infos)

@@ -259,8 +259,19 @@ class TensorInfo:
 
     def replaced(self) -> str | None:
         """Why this entry is no longer the memory of the tensor it was made from; None when it is."""
-        tensor = self._owner if self.current is None else self.current()
+        owner = self._owner
+        tensor = owner if self.current is None else self.current()
         if tensor is None or self.numel == 0:
+            return None
+        if (  # what follows takes several times as long, and a model has many tensors
+            type(tensor) is type(owner)
+            and is_torch_tensor(tensor)
+            and tensor.layout is owner.layout
+            and tensor.dtype is owner.dtype
+            and tensor.is_contiguous()
+            and tensor.numel() == self.numel
+            and tensor.data_ptr() == self.data_ptr
+        ):
             return None
         memory = torch_memory(tensor, self.name) if is_torch_tensor(tensor) else numpy_memory(tensor, self.name)
         if (memory.pointer, memory.numel, memory.dtype) == (self.data_ptr, self.numel, self.dtype):
