@@ -52,6 +52,14 @@ def test_numbers_are_seen_everywhere(tmp_path: Path):
         _told(address_of(master), lambda now: now.votes != told.votes)  # an answer serves all who ask in 100 ms
 
 
+def test_numbers_from_before_connect_wait_for_nothing():
+    """Between its heartbeats, an hour apart, a member that does nothing hears and sends nothing."""
+    with MasterNode("127.0.0.1:0", heartbeat_limit=3600) as master, Communicator(address_of(master)) as comm:
+        comm.report(early=1)
+        comm.connect()
+        _reported(address_of(master), "early", 1)
+
+
 def _told(address: str, wanted: Callable[[Diagnosis], bool]) -> Diagnosis:
     """Returns the first answer of the master that is the wanted one."""
     deadline = time.monotonic() + PATIENCE
