@@ -124,10 +124,11 @@ static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
 
 static pcclResult_t without_answer(const struct pccl_status_query *query) {
     if (query->foreign != 0)
-        return detail_fail(pcclMasterConnectionFailed,
-                           "the master cannot be asked: it speaks version %u of the protocol, and this pccl version "
-                           "%u; install one pccl on both",
-                           (unsigned)query->foreign, (unsigned)WIRE_VERSION);
+        return detail_fail(
+            pcclMasterConnectionFailed,
+            "the master cannot be asked: it speaks version %u of the protocol, and this pccl, " PCCL_VERSION
+            ", version %u; install one pccl on both",
+            (unsigned)query->foreign, (unsigned)WIRE_VERSION);
     if (query->error == 0)
         return detail_fail(pcclMasterConnectionFailed, "no master serves the run of this peer at the moment: a lost "
                                                        "master is being replaced, ask again");

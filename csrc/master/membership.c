@@ -101,7 +101,8 @@ struct peer_label membership_label(const struct peer_record *peer) {
 struct peer_text membership_foreign(uint16_t version) {
     struct peer_text text;
     snprintf(text.chars, sizeof text.chars,
-             WIRE_FOREIGN "%u of the protocol, and this peer another version, %u; install one pccl on both",
+             WIRE_FOREIGN "%u of the protocol (pccl " PCCL_VERSION
+                          "), and this peer another version, %u; install one pccl on both",
              (unsigned)WIRE_VERSION, (unsigned)version);
     return text;
 }

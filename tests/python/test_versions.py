@@ -94,4 +94,6 @@ def test_commands_name_both_versions(command: str) -> None:
         (one,) = (one for one in json.loads(text) if one["check"] == "master")
         assert (one["verdict"], one["advice"]) == ("problem", "install one pccl on both")
         text = one["seen"]
-    assert f"at {address}: it speaks version {OTHER} of the protocol, and this pccl version {VERSION}" in text
+    assert (
+        f"at {address}: it speaks version {OTHER} of the protocol, and this pccl, {pccl.__version__}, version {VERSION}" in text
+    )

@@ -627,9 +627,10 @@ static void test_refusals(void) {
     struct wire_hello hello = {.version = WIRE_VERSION + 1};
     struct wire_address address = address_of('a');
     act((inside = true, core_peer_connected(m, now, 0, &address, &hello)));
-    char versions[96];
-    snprintf(versions, sizeof versions, WIRE_FOREIGN "%d of the protocol, and this peer another version, %d",
-             WIRE_VERSION, WIRE_VERSION + 1);
+    char versions[128];
+    snprintf(versions, sizeof versions,
+             WIRE_FOREIGN "%d of the protocol (pccl " PCCL_VERSION "), and this peer another version, %d", WIRE_VERSION,
+             WIRE_VERSION + 1);
     REFUSED('a', versions);
     CHECK_EQ(core_peer_count(m), 0);
     end();
