@@ -200,6 +200,11 @@ def is_numpy_array(value: object) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+def is_expanded(tensor: Any) -> bool:
+    """Whether several elements of a strided torch tensor are one in memory, as those of `expand` are."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def torch_memory(tensor: Any, role: str) -> Memory:
     """The memory of a torch tensor; `role` is what texts call it."""
     if not is_torch_tensor(tensor):

@@ -13,6 +13,7 @@ import torch
 
 from pccl._enums import DataType, ReduceOp
 from pccl._gpu import DEFAULT_STREAM, check_known, torch_stream
+from pccl._tensors import is_expanded
 
 _COMPLEX = {torch.complex32: DataType.FLOAT16, torch.complex64: DataType.FLOAT, torch.complex128: DataType.DOUBLE}
 _LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
@@ -108,7 +109,7 @@ def _check_fillable(tensor: torch.Tensor) -> None:
     _check_data(tensor)
     if tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of the layout {tensor.layout} cannot take a result; pass a dense one")
-    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    if is_expanded(tensor):
         raise TypeError(
             f"elements of an expanded tensor share memory, so it cannot take a result; pass a clone of {list(tensor.shape)}"
         )

@@ -42,7 +42,7 @@ from pccl._loader import _ffi
 from pccl._names import name_of, peer_label
 from pccl._results import ParityInfo
 from pccl._state import SharedState
-from pccl._tensors import is_numpy_array, is_torch_tensor, require_kind
+from pccl._tensors import is_expanded, is_numpy_array, is_torch_tensor, require_kind
 from pccl._types import TensorInfo
 from pccl.state._entries import COMPILED
 from pccl.state._module import _shareable
@@ -130,7 +130,7 @@ class _Held:
             plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
             if plain.data_ptr() != tensor.data_ptr():
                 self._copies.append((tensor.detach(), plain))
-                if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+                if is_expanded(tensor):
                     self.expanded.append(name)
             infos.append(TensorInfo.from_torch(_shareable(plain), name))
         return SharedState(infos)

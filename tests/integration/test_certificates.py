@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
+from peers import ENVIRONMENT, PATIENCE, address_of, admit, on_all
 
 from pccl import Communicator, ConnectError, MasterNode, PCCLError
 from pccl._address import parse_endpoint
@@ -129,14 +129,8 @@ def team(
         for _ in range(count):
             fresh = Communicator(address_of(master), **authority.issue("peer", until=until).arguments)
             admit(comms, stack.enter_context(fresh))
+            comms.append(fresh)
         yield master, files, comms
-
-
-def admit(comms: list[Communicator], fresh: Communicator) -> None:
-    joining = Background(lambda: fresh.connect(timeout=PATIENCE))
-    on_all(comms, lambda comm, rank: form(comm, len(comms) + 1))
-    joining.result()
-    comms.append(fresh)
 
 
 def sums(comms: list[Communicator], tag: int = 0) -> list[float]:
@@ -231,7 +225,9 @@ def test_a_standby_takes_the_run_up(authority):
         ]
         comms: list[Communicator] = []
         for _ in range(3):
-            admit(comms, stack.enter_context(Communicator(addresses, **authority.issue("peer").arguments)))
+            fresh = stack.enter_context(Communicator(addresses, **authority.issue("peer").arguments))
+            admit(comms, fresh)
+            comms.append(fresh)
         assert sums(comms) == [7, 7, 7]
         masters[0].detach()
         masters[0].close()
@@ -285,6 +281,7 @@ def test_renewal_and_expiry(authority):
             if path not in (files.cert, late_files.cert):
                 authority.issue("peer", renews=Files(path, path.with_suffix(".key"), files.ca))
         admit(comms, late)
+        comms.append(late)
         assert sums(comms, tag=2) == [7, 7, 7]
 
 
