@@ -158,14 +158,6 @@ void socket_apply_congestion(int fd, const char *name) {
     if (!socket_within_host(fd)) set_congestion(fd, name);
 }
 
-bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b) {
-    return a->family == b->family && memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
-}
-
-bool socket_address_equal(const struct wire_address *a, const struct wire_address *b) {
-    return a->port == b->port && socket_address_same_host(a, b);
-}
-
 bool socket_within_host(int fd) {
     struct wire_address local, remote;
     if (!socket_local_address(fd, &local) || !socket_remote_address(fd, &remote)) return false;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include "net/wire.h"
@@ -57,8 +58,12 @@ bool socket_remote_address(int fd, struct wire_address *out);
 // Whether both ends of this connection are on this host: they have the same address, or both a loopback address.
 bool socket_within_host(int fd);
 // Whether two addresses are equal but for their ports.
-bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b);
-bool socket_address_equal(const struct wire_address *a, const struct wire_address *b);
+static inline bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b) {
+    return a->family == b->family && memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
+static inline bool socket_address_equal(const struct wire_address *a, const struct wire_address *b) {
+    return a->port == b->port && socket_address_same_host(a, b);
+}
 // Writes the name of the connection's congestion control; at least 16 bytes. False: unknown.
 bool socket_congestion(int fd, char *out, size_t capacity);
 // Returns whether the system permits this process the congestion control `name`. If not, `allowed` gets the permitted

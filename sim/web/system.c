@@ -32,7 +32,3 @@ const char *socket_address_format(char *out, size_t capacity, const struct wire_
 }
 
 bool socket_address_is_loopback(const struct wire_address *address) { return address->bytes[0] == 127; }
-
-bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b) {
-    return a->family == b->family && memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
-}
