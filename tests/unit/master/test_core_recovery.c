@@ -198,17 +198,23 @@ static struct wire_resumed resumed_at(int line, char peer) {
 }
 #define RESUMED(peer) resumed_at(__LINE__, peer)
 
-static void epoch_at(int line, const char *peers, const char *want, uint64_t number, uint8_t reason) {
+static const struct wire_epoch_commit *commit_at(int line, char peer) {
     static struct wire_member members[WIRE_MAX_MEMBERS];
+    static struct wire_epoch_commit commit;
+    const struct frame *frame = take_at(line, peer, WIRE_EPOCH);
+    commit = (struct wire_epoch_commit){.epoch.members = members};
+    check_that(wire_decode_epoch_commit(frame->body, frame->header.length, &commit), __FILE__, line, "EPOCH decodes");
+    return &commit;
+}
+
+static void epoch_at(int line, const char *peers, const char *want, uint64_t number, uint8_t reason) {
     for (; *peers; peers++) {
-        const struct frame *frame = take_at(line, *peers, WIRE_EPOCH);
-        struct wire_epoch_commit commit = {.epoch.members = members};
-        check_that(wire_decode_epoch_commit(frame->body, frame->header.length, &commit), __FILE__, line,
-                   "EPOCH decodes");
-        check_equal((int64_t)commit.epoch.number, (int64_t)number, __FILE__, line, "number");
-        check_equal(commit.reason, reason, __FILE__, line, "reason");
+        const struct wire_epoch_commit *commit = commit_at(line, *peers);
+        check_equal((int64_t)commit->epoch.number, (int64_t)number, __FILE__, line, "number");
+        check_equal(commit->reason, reason, __FILE__, line, "reason");
         char got[PEERS + 1] = {0};
-        for (uint32_t i = 0; i < commit.epoch.count && i < PEERS; i++) got[i] = (char)members[i].id.bytes[0];
+        for (uint32_t i = 0; i < commit->epoch.count && i < PEERS; i++)
+            got[i] = (char)commit->epoch.members[i].id.bytes[0];
         check_text(got, want, __FILE__, line, "members");
     }
 }
@@ -673,13 +679,10 @@ static void test_false_ends(void) {
 
 // Checks what EPOCH tells of the last round of shared state, and of the revision that is expected.
 static void expects_at(int line, const char *peers, uint64_t round, uint64_t expected) {
-    static struct wire_member members[WIRE_MAX_MEMBERS];
     for (; *peers; peers++) {
-        const struct frame *frame = take_at(line, *peers, WIRE_EPOCH);
-        struct wire_epoch_commit told = {.epoch.members = members};
-        check_that(wire_decode_epoch_commit(frame->body, frame->header.length, &told), __FILE__, line, "EPOCH decodes");
-        check_equal((int64_t)told.epoch.sync_round, (int64_t)round, __FILE__, line, "round");
-        check_equal((int64_t)told.epoch.sync_expected, (int64_t)expected, __FILE__, line, "expected");
+        const struct wire_epoch_commit *told = commit_at(line, *peers);
+        check_equal((int64_t)told->epoch.sync_round, (int64_t)round, __FILE__, line, "round");
+        check_equal((int64_t)told->epoch.sync_expected, (int64_t)expected, __FILE__, line, "expected");
     }
 }
 #define EXPECTS(peers, round, expected) expects_at(__LINE__, peers, round, expected)
@@ -1021,15 +1024,8 @@ static void form(const char *peers, uint8_t masters) {
     epoch_at(__LINE__, peers, peers, 6, WIRE_REASON_RELINK);
 }
 
-static struct wire_quorum all_told(char peer) {
-    static struct wire_member members[WIRE_MAX_MEMBERS];
-    const struct frame *frame = TAKE(peer, WIRE_EPOCH);
-    struct wire_epoch_commit commit = {.epoch.members = members};
-    CHECK(wire_decode_epoch_commit(frame->body, frame->header.length, &commit));
-    return commit.quorum;
-}
-
-static uint32_t quorum_told(char peer) { return all_told(peer).members; }
+#define ALL_TOLD(peer) (commit_at(__LINE__, peer)->quorum)
+#define QUORUM_TOLD(peer) (ALL_TOLD(peer).members)
 
 static void test_left(void) {
     begin("where there is one master alone, peers that look for another are lost like others");
@@ -1078,9 +1074,9 @@ static void test_left(void) {
     form("abcde", 2);
     header.epoch = 6;
     say('a', header, WIRE_MOVED);
-    CHECK_EQ(quorum_told('d'), 3);
+    CHECK_EQ(QUORUM_TOLD('d'), 3);
     say('b', header, WIRE_MOVED);
-    CHECK_EQ(quorum_told('d'), 3);
+    CHECK_EQ(QUORUM_TOLD('d'), 3);
     say('c', header, WIRE_MOVED);
     CHECK(boxes[3].closed && boxes[4].closed);
     for (const char *p = "de"; *p; p++)
@@ -1097,7 +1093,7 @@ static void test_left(void) {
     begin("once so many have entered it that the others are none, it is sure");
     form("abcde", 2);
     say('a', header, WIRE_MOVED);
-    CHECK_EQ(quorum_told('d'), 3);
+    CHECK_EQ(QUORUM_TOLD('d'), 3);
     clear(&boxes[1]);
     clear(&boxes[2]);
     clear(&boxes[4]);
@@ -1107,7 +1103,7 @@ static void test_left(void) {
         say(*p, header, WIRE_HEARTBEAT);
     }
     epoch_at(__LINE__, "bce", "bcde", 8, WIRE_REASON_RELINK);
-    CHECK_EQ(quorum_told('d'), 0);
+    CHECK_EQ(QUORUM_TOLD('d'), 0);
     end();
 
     begin("it is left before anybody has entered what it took up: newcomers do not go on alone");
@@ -1161,7 +1157,7 @@ static struct wire_quorum admit(uint8_t masters) {
     vote_update("abc", header);
     linked("abcdefg", header, 1);
     for (const char *p = "abcdef"; *p; p++) TAKE(*p, WIRE_EPOCH);
-    return all_told('g');
+    return ALL_TOLD('g');
 }
 
 static void test_admission(void) {
@@ -1175,7 +1171,7 @@ static void test_admission(void) {
     for (const char *p = "cdefg"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
     CHECK(quiet("abcdefg"));
     say('a', header, WIRE_MOVED);
-    CHECK_EQ(all_told('b').old_members, 2);
+    CHECK_EQ(ALL_TOLD('b').old_members, 2);
     for (const char *p = "cdefg"; *p; p++) TAKE(*p, WIRE_EPOCH);
     say('b', header, WIRE_MOVED);
     CHECK(boxes[2].closed && boxes[3].closed && boxes[6].closed);
@@ -1189,10 +1185,10 @@ static void test_admission(void) {
     CHECK(quiet("abcdefg"));
     say('c', header, WIRE_HEARTBEAT);
     for (const char *p = "abcdef"; *p; p++) TAKE(*p, WIRE_EPOCH);
-    CHECK_EQ(all_told('g').old_members, 0);
+    CHECK_EQ(ALL_TOLD('g').old_members, 0);
     header.epoch = 9;
     say('a', header, WIRE_MOVED);
-    CHECK_EQ(all_told('b').members, 4);
+    CHECK_EQ(ALL_TOLD('b').members, 4);
     epoch_at(__LINE__, "cdefg", "bcdefg", 10, WIRE_REASON_LOSS);
     end();
 
@@ -1200,10 +1196,10 @@ static void test_admission(void) {
     admit(2);
     header.epoch = 8;
     act(core_peer_lost(m, now, 0, "test"));
-    CHECK_EQ(all_told('b').old_members, 1);
+    CHECK_EQ(ALL_TOLD('b').old_members, 1);
     epoch_at(__LINE__, "cdefg", "bcdefg", 9, WIRE_REASON_LOSS);
     say('b', header, WIRE_LEAVE);
-    CHECK_EQ(all_told('c').old_members, 0);
+    CHECK_EQ(ALL_TOLD('c').old_members, 0);
     epoch_at(__LINE__, "defg", "cdefg", 10, WIRE_REASON_LOSS);
     end();
 
