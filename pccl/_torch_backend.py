@@ -5,6 +5,7 @@ It costs an import of pccl without the rest of `pccl.distributed`, which follows
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 TESTED = ("2.13", "2.14")
@@ -30,7 +31,12 @@ def warn_if_untested(version: str) -> None:
 def _create(asked: Any, options: Any = None) -> Any:
     import torch
 
-    from pccl.distributed._group import create
-
+    collects = gc.isenabled()
+    gc.disable()  # to look through all objects of torch in the midst of it would take as long as the import
+    try:
+        from pccl.distributed._group import create
+    finally:
+        if collects:
+            gc.enable()
     warn_if_untested(torch.__version__)
     return create(asked, options)

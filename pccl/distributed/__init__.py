@@ -38,7 +38,6 @@ from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, Pe
 from pccl.distributed._group import Options, ProcessGroup, lost_ranks
 from pccl.distributed._supervise import supervise
 from pccl.distributed._this_run import is_joining, join, keys, masters
-from pccl.state import Snapshots
 
 __all__ = [
     "BootstrapError",
@@ -63,12 +62,17 @@ __all__ = [
     "supervise",
 ]
 
-_LATE = {"Elastic": "_elastic", "check_parity": "_parity"}
-"""The modules of what imports FSDP, which takes a second: init_process_group does without."""
+_LATE = {
+    "Elastic": "pccl.distributed._elastic",
+    "Snapshots": "pccl.state",
+    "check_parity": "pccl.distributed._parity",
+}
+"""The modules of what init_process_group does without: FSDP alone takes a second."""
 
 if TYPE_CHECKING:
     from pccl.distributed._elastic import Elastic
     from pccl.distributed._parity import check_parity
+    from pccl.state import Snapshots
 
 
 def __getattr__(name: str) -> object:
@@ -76,7 +80,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    globals()[name] = found = getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    globals()[name] = found = getattr(import_module(_LATE[name]), name)
     _rehome(globals(), [name])
     return found
 

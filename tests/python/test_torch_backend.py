@@ -31,11 +31,17 @@ def test_the_import_makes_it_known_where_torch_loads_no_entry_points() -> None:
 
 def test_a_group_imports_no_more_of_torch_than_it_needs() -> None:
     """FSDP and DTensor take a second, in which all ranks of a job would wait for each other."""
-    late = "torch.distributed.fsdp torch.distributed.tensor torch._dynamo sympy"
+    late = "torch.distributed.fsdp torch.distributed.tensor torch._dynamo sympy pccl.state"
     assert run(f"import sys, pccl.distributed._group; print(*sys.modules.keys() & set({late!r}.split()))") == ""
     assert run("import pccl.distributed as package; print('Elastic' in dir(package), package.Elastic.__module__)") == (
         "True pccl.distributed"
     )
+
+
+def test_a_group_leaves_the_collector_of_cycles_as_it_was() -> None:
+    make = "dist.init_process_group('pccl', store=dist.HashStore(), rank=0, world_size=1); dist.destroy_process_group()"
+    for before, after in (("enable", "True"), ("disable", "False")):
+        assert run(f"import gc, torch.distributed as dist; gc.{before}(); {make}; print(gc.isenabled())") == after
 
 
 @pytest.mark.parametrize(
