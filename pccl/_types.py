@@ -269,6 +269,7 @@ class TensorInfo:
             and tensor.layout is owner.layout
             and tensor.dtype is owner.dtype
             and tensor.is_contiguous()
+            and not tensor.is_neg()
             and tensor.numel() == self.numel
             and tensor.data_ptr() == self.data_ptr
         ):

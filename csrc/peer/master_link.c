@@ -41,9 +41,9 @@ struct master_link {
     const struct cards *cards; // borrowed
     uint32_t card;             // that is dialled from
     uint32_t cards_left;       // of a join, to be tried
-    char answers
-        [MASTER_LINK_TEXT]; // of masters that were of no use: to a join by one card, or the last refusal of a seek
-    bool seeking;           // the master is lost
+    // Of masters that were of no use: all answers to a join by one card, or the last refusal of a seek.
+    char answers[MASTER_LINK_TEXT];
+    bool seeking; // the master is lost
     int64_t lost_at;
     bool readable;
     bool heard;                // a frame, on this connection
