@@ -99,6 +99,7 @@ void call_table_drop_implied(struct op_member *to, const struct wire_op_name *na
         const struct wire_op_name *ack = &to->acks[i];
         if (ack->tag != name->tag || ack->epoch != name->epoch || ack->sequence + 1 != name->sequence) continue;
         to->acks[i] = to->acks[--to->ack_count];
+        if (to->ack_count == 0) to->ack_bytes = 0;
         return;
     }
 }

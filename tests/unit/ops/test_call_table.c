@@ -106,6 +106,25 @@ static void test_retained(void) {
     end();
 }
 
+static void test_implied(void) {
+    begin();
+    check_case("results whose acknowledgement an op implied do not count for the next one");
+    enter(1, 2);
+    call_table_links_ready(&table);
+    for (int i = 0; i < 3; i++) {
+        struct op *op = post(1, PLAN_SMALL_ANY, false);
+        call_table_drop_implied(&others[1], &op->name); // as an algorithm does before it sends
+        complete_small(op);
+        free(take(op).contributors);
+        check_said("start 1.0 end 1: 0 ");
+    }
+    struct op *other = post(2, PLAN_SMALL_ANY, false);
+    complete_small(other);
+    free(take(other).contributors);
+    check_said("start 2.0 ack 2 to 1 end 2: 0 ");
+    end();
+}
+
 static void test_supply(void) {
     begin();
     check_case("a retained result is supplied to those that lack it, once the links are there");
@@ -487,6 +506,7 @@ int main(void) {
     test_freeze();
     test_relink();
     test_retained();
+    test_implied();
     test_supply();
     test_unexpected();
     test_mismatch();
