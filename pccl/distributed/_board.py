@@ -131,11 +131,13 @@ class Board:
         self._store = store
         self._timeout = timeout
         self._attempt = ""
+        self._token = ""  # of the place that this rank has written
         self._told: dict[str, str] = {}  # by this rank, which need not ask the store for it
         self.log = WaitLog("init_process_group")
 
     def meet(self, place: Place) -> list[Place]:
         """Begins an attempt with all other ranks. Returns the place of each."""
+        self._token = place.token
         try:
             self._store.set(_place_key(self.rank), json.dumps(asdict(place)))
             attempt = self._lead(place) if self.rank == 0 else self._follow(place)
@@ -250,7 +252,16 @@ class Board:
             return False
 
     def _not_met(self) -> str:
-        """Returns which ranks have not called init_process_group, or what rank 0 says that the ranks disagree about."""
+        """Returns which ranks have not called init_process_group, or what rank 0 says that the ranks disagree about.
+
+        BootstrapError: another process has this rank, so that one rank is never there.
+        """
+        other = _read(self._store.get(_place_key(self.rank)).decode())
+        if other.token != self._token:
+            raise BootstrapError(
+                f"rank {self.rank} of {self.world_size} is there twice: another process at {other.address} has it, too; give "
+                "each process its own RANK (torchrun: each machine its own --node_rank)"
+            )
         away = self._away()
         if away:
             return f"{listed_ranks(away, self.world_size)} not called init_process_group"

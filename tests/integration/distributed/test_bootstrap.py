@@ -292,6 +292,18 @@ def test_what_ranks_disagree_about_is_logged_while_they_wait(monkeypatch):
     assert all(words in " ".join(wait.told) for wait in waits), [wait.told for wait in waits]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_two_processes_have_is_named(rank, monkeypatch):
+    monkeypatch.setattr(pccl._waits, "FIRST_SECONDS", 0.05)
+    store = dist.HashStore()
+    boards = [_board.Board(store, rank, 2, Deadline(3), timedelta(seconds=3)) for _ in range(2)]
+    with ThreadPoolExecutor() as threads:
+        met = [threads.submit(board.meet, _board.own_place(store, 2)) for board in boards]
+        texts = [str(each.exception()) for each in met]
+    assert any(f"rank {rank} of 2 is there twice" in text and "--node_rank" in text for text in texts), texts
+    assert any(f"rank {1 - rank} of 2 has not called" in text for text in texts), texts
+
+
 class Waits(_waits.WaitLog):
     """Keeps what is told, too."""
 
