@@ -260,7 +260,7 @@ class Board:
         if other.token != self._token:
             raise BootstrapError(
                 f"rank {self.rank} of {self.world_size} is there twice: another process at {other.address} has it, too; give "
-                "each process its own RANK (torchrun: each machine its own --node_rank)"
+                "each process its own RANK"
             )
         away = self._away()
         if away:

@@ -300,7 +300,7 @@ def test_a_rank_that_two_processes_have_is_named(rank, monkeypatch):
     with ThreadPoolExecutor() as threads:
         met = [threads.submit(board.meet, _board.own_place(store, 2)) for board in boards]
         texts = [str(each.exception()) for each in met]
-    assert any(f"rank {rank} of 2 is there twice" in text and "--node_rank" in text for text in texts), texts
+    assert any(f"rank {rank} of 2 is there twice" in text and "its own RANK" in text for text in texts), texts
     assert any(f"rank {1 - rank} of 2 has not called" in text for text in texts), texts
 
 
