@@ -89,7 +89,8 @@ static void acks_send(struct op_member *to, bool ask, const struct op_driver *dr
 // Sent when there are many, or when the next signal does not imply it.
 static void acks_add(struct op_member *to, const struct wire_op_name *name, uint64_t bytes,
                      const struct op_driver *driver) {
-    to->acks[to->ack_count++] = *name;
+    to->acks[to->ack_count] = *name;
+    to->ack_sizes[to->ack_count++] = bytes;
     to->ack_bytes += bytes;
     if (to->ack_count == OP_ACKS_MAX || to->ack_bytes >= ACK_BYTES || to->draining) acks_send(to, false, driver);
 }
@@ -98,8 +99,9 @@ void call_table_drop_implied(struct op_member *to, const struct wire_op_name *na
     for (uint32_t i = 0; i < to->ack_count; i++) {
         const struct wire_op_name *ack = &to->acks[i];
         if (ack->tag != name->tag || ack->epoch != name->epoch || ack->sequence + 1 != name->sequence) continue;
+        to->ack_bytes -= to->ack_sizes[i];
         to->acks[i] = to->acks[--to->ack_count];
-        if (to->ack_count == 0) to->ack_bytes = 0;
+        to->ack_sizes[i] = to->ack_sizes[to->ack_count];
         return;
     }
 }

@@ -33,10 +33,11 @@ struct op_member {
     uint32_t unexpected_count;             // signals and inputs that came before the op was posted here, and
     uint64_t unexpected_bytes;             // the bytes of those inputs
     struct wire_op_name acks[OP_ACKS_MAX]; // of results that it keeps, not sent yet
+    uint64_t ack_sizes[OP_ACKS_MAX];       // of those results, in bytes, and
+    uint64_t ack_bytes;                    // all of them together
     uint32_t ack_count;
-    uint64_t ack_bytes; // of those results
-    bool draining;      // about to leave: acks go out at once
-    int64_t heard_ns;   // the driver's clock when the signal at hand came
+    bool draining;    // about to leave: acks go out at once
+    int64_t heard_ns; // the driver's clock when the signal at hand came
 };
 
 // ---- epoch ----

@@ -122,6 +122,19 @@ static void test_implied(void) {
     complete_small(other);
     free(take(other).contributors);
     check_said("start 2.0 ack 2 to 1 end 2: 0 ");
+
+    check_case("nor while another tag has acknowledgements to send");
+    struct op *small = post(3, 1, false);
+    complete_small(small);
+    free(take(small).contributors);
+    check_said("start 3.0 end 3: 0 ");
+    for (int i = 0; i < 3; i++) {
+        struct op *op = post(1, PLAN_SMALL_ANY, false);
+        call_table_drop_implied(&others[1], &op->name);
+        complete_small(op);
+        free(take(op).contributors);
+        check_said("start 1.0 end 1: 0 ");
+    }
     end();
 }
 
