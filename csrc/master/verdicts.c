@@ -261,13 +261,13 @@ void verdicts_done(struct verdicts *verdicts, struct membership *table, struct p
 // ---- mismatch ----
 
 static const char *describe(char *out, size_t capacity, const struct wire_fingerprint *fingerprint) {
+    if (fingerprint->kind == PLAN_BARRIER) return "called barrier"; // pccl/distributed looks for it
     const struct codec *codec = codec_find(fingerprint->codec);
     const struct plan_collective *collective = plan_collective(fingerprint->kind);
     const char *what = collective == NULL ? "unknown" : collective->name;
     if (collective != NULL && collective->reduces) what = red_op_name(fingerprint->op);
-    if (fingerprint->kind == PLAN_BARRIER) return "a barrier";
     bool names = collective != NULL && collective->reduces && fingerprint->kind != PLAN_ALL_REDUCE;
-    int length = snprintf(out, capacity, "count %llu %s %s%s%s", (unsigned long long)fingerprint->count,
+    int length = snprintf(out, capacity, "passed count %llu %s %s%s%s", (unsigned long long)fingerprint->count,
                           dtype_name(fingerprint->dtype), names ? collective->name : "", names ? " " : "", what);
     if (fingerprint->codec != CODEC_RAW)
         snprintf(out + length, capacity - (size_t)length, " quantised to %s", codec == NULL ? "unknown" : codec->name);
@@ -280,7 +280,7 @@ static void describe_mismatch(char out[WIRE_MAX_TEXT + 1], const struct wire_mis
     struct wire_fingerprint told = message->theirs;
     told.layout = message->mine.layout;
     bool same = wire_fingerprint_same_op(&message->mine, &told);
-    snprintf(out, WIRE_MAX_TEXT + 1, "tag %llu: %s passed %s, %s passed %s%s", (unsigned long long)message->name.tag,
+    snprintf(out, WIRE_MAX_TEXT + 1, "tag %llu: %s %s, %s %s%s", (unsigned long long)message->name.tag,
              membership_label(mine).chars, describe(my_arguments, sizeof my_arguments, &message->mine),
              membership_label(theirs).chars, describe(their_arguments, sizeof their_arguments, &message->theirs),
              same ? " with other members, another root or other part sizes" : "");

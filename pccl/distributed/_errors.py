@@ -30,7 +30,7 @@ CLOSED_BY_PEER = "Connection closed by peer"
 _TAG = re.compile(r"^tag \d+: ")
 """What errors of the core begin with. The program has not chosen the tag."""
 
-_BARRIER = "passed a barrier"
+_BARRIER = "called barrier"
 """What members hear of one that called a barrier, or announces by it that it refused the arguments of its caller."""
 
 

@@ -161,6 +161,7 @@ static void test_mismatch_texts(void) {
         {{.count = 3, .dtype = pcclFloat, .kind = PLAN_BROADCAST}, " passed count 3 float32 broadcast, "},
         {{.count = 3, .dtype = pcclFloat, .op = pcclSum, .kind = PLAN_REDUCE}, " passed count 3 float32 reduce sum, "},
         {{.count = 3, .dtype = pcclFloat, .kind = 77}, " passed count 3 float32 unknown, "},
+        {{.kind = PLAN_BARRIER}, " called barrier, "},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         begin("what both sides gave", "abc", 0);
