@@ -471,7 +471,7 @@ void member_configure(struct member *m, const struct member_settings *settings) 
     m->mesh.spare = settings->spare_lanes;
     m->mesh.relay = settings->relay;
     m->recovery.limit_ms = settings->recovery_limit_ms;
-    m->recovery.masters = settings->masters;
+    if (settings->masters > 0) m->recovery.masters = settings->masters;
     m->precopy = settings->precopy;
     m->cards = settings->cards;
     m->hello.join_only = settings->join_only;

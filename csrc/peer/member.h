@@ -32,7 +32,7 @@ enum member_phase {
 struct member_settings {
     uint32_t spare_lanes;       // that it has room for (peer/mesh)
     uint32_t recovery_limit_ms; // for how long a lost master is waited for, 0: not at all
-    uint32_t masters;           // in the list
+    uint32_t masters;           // in the list; 0 counts as 1
     bool join_only;             // it is refused where no run goes on, rather than begin one
     bool precopy;               // it copies the state before it is admitted, from donors that it is told
     bool relay;                 // there is one, at which it meets others that nobody can dial either
@@ -46,7 +46,7 @@ struct member;
 
 // A state machine in phase IDLE that will join as `id`. NULL when memory is refused.
 struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes);
-// Sets what it is to be, before it joins; at first all is 0.
+// Takes the settings, before it joins. Until then they count as 0.
 void member_configure(struct member *member, const struct member_settings *settings);
 // Sets its end of the connection to the master, before HELLO or RESUME.
 void member_set_local(struct member *member, const struct wire_address *local);
