@@ -31,7 +31,7 @@ struct signer; // master/quorum
 struct core_settings {
     // Until then members of an earlier run are expected to come, and newcomers wait for them.
     int64_t survivors_until_ns;
-    // A standby takes runs up and serves them. It begins none, but for newcomers of one whose members it has lost.
+    // A standby takes runs up and serves them. It begins none, except for newcomers of a run whose members it has lost.
     bool standby;
     // Epochs are signed, and a RESUME of a member counts only with one that is. Copied; the owner keeps the context.
     // NULL: the run has no keys.
@@ -40,7 +40,7 @@ struct core_settings {
 
 // `random` is for the first run. NULL when memory is refused.
 struct master_core *core_new(uint32_t heartbeat_limit_ms, const uint8_t random[CORE_RANDOM_BYTES], int64_t now_ns);
-// Sets what it is to be, before its first event; at first all is 0.
+// Takes the settings, before its first event. Until then they count as 0.
 void core_configure(struct master_core *core, const struct core_settings *settings);
 void core_free(struct master_core *core);
 

@@ -555,7 +555,7 @@ static void visit_runs_are(struct cursor *c, struct wire_runs_are *m) {
     }
 }
 
-// The message that a frame of this type has as its body; one that is written is only read.
+// Visits the message that a frame of this type has as its body. A message that is to be written is not changed.
 static void visit(struct cursor *c, enum wire_type type, void *message) {
     switch (type) {
 #define WIRE_VISIT(name, type) \

@@ -66,7 +66,7 @@ struct wireup *wireup_new(struct transport_context *transport, int epoll, uint64
                           const struct wire_id *self, wireup_judge_fn *judge, void *context);
 void wireup_free(struct wireup *w); // closes what is left, also the streams of events not taken
 // Listens at `local` and at the address of each card, on the first port from WIREUP_FIRST_PORT that is free at all of
-// them. Where the cards are announced tells whether it relays for others. 0 or -errno.
+// them. Whether the peer relays for others follows from where the cards are announced. 0 or -errno.
 int wireup_listen(struct wireup *w, const struct wire_address *local, const struct cards *cards, uint16_t *port);
 // Parked hellos of connections accepted from now on are kept for `park_ns`.
 void wireup_identify(struct wireup *w, const struct wireup_identity *identity, int64_t park_ns);

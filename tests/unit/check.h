@@ -100,7 +100,7 @@ __attribute__((unused)) static int check_status(void) {
     return failed == 0 && done > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-// Of a clock that only goes forward.
+// The seconds of a clock that only goes forward.
 __attribute__((unused)) static int64_t check_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
