@@ -363,8 +363,9 @@ class Membership:
     def _vote(self, name: str, begin: str, timeout: float | None, *alone: Any) -> int:
         """Makes a vote; `alone` is for `_alone`."""
         deadline = Deadline(timeout)
-        for notice in self._notices:  # so that one which was given before this step boundary counts here
-            notice.given  # noqa: B018
+        for notice in self._notices:  # one given before this step boundary counts here, though its thread may not have run
+            if notice.given and not self._leaves:
+                self._on_notice(notice)
         if name != "pcclArePeersPending":  # which operations may run beside
             self._settle_snapshots(deadline)
         with self._alone(name, *alone):

@@ -43,7 +43,8 @@ def python(code: str, *arguments: str) -> list[str]:
     """
     start = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1))"
     library = sysconfig.get_path("stdlib")
-    path = sorted(sys.path, key=lambda place: place not in (library, os.path.join(library, "lib-dynload")))
+    first = library, os.path.join(library, "lib-dynload")
+    path = sorted((place for place in sys.path if isinstance(place, str)), key=lambda place: place not in first)
     return [sys.executable, "-P", "-c", f"{start}; {code}", json.dumps(path), *arguments]
 
 

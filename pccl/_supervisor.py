@@ -37,7 +37,7 @@ JOINED = "joined"
 """What a program tells when it has joined a run: from then on a failure is an error of its own."""
 
 MASTERS = "masters "
-"""What a program tells before the addresses of the masters of its run."""
+"""The word of a program that gives the addresses of the masters of its run begins so."""
 
 KEYS = "keys "
 """What a program tells before the path of the keys that its job has made."""

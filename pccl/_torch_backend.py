@@ -32,7 +32,7 @@ def _create(asked: Any, options: Any = None) -> Any:
     import torch
 
     collects = gc.isenabled()
-    gc.disable()  # to look through all objects of torch in the midst of it would take as long as the import
+    gc.disable()  # a collection of all objects of torch during the import would take as long as the import
     try:
         from pccl.distributed._group import create
     finally:

@@ -216,6 +216,7 @@ class TensorInfo:
     device_type: DeviceType = field(kw_only=True)
     allow_content_inequality: bool = field(kw_only=True)
     _owner: Any = field(default=None, init=False)
+    _element: Any = field(default=None, init=False)
     current: Callable[[], Any] | None = field(default=None, init=False)
     """Finds the tensor where the program has it now, to tell whether it was replaced."""
 
@@ -249,6 +250,7 @@ class TensorInfo:
             allow_content_inequality=allow_content_inequality,
         )
         made._owner = tensor
+        made._element = tensor.dtype  # another one, if somebody sets its `data`
         return made
 
     @property
@@ -267,7 +269,7 @@ class TensorInfo:
             type(tensor) is type(owner)
             and is_torch_tensor(tensor)
             and tensor.layout is owner.layout
-            and tensor.dtype is owner.dtype
+            and tensor.dtype is self._element
             and tensor.is_contiguous()
             and not tensor.is_neg()
             and tensor.numel() == self.numel

@@ -39,6 +39,8 @@ class _Once(Generic[T]):
     A handler may interrupt whoever holds a lock, that of an Event included. So each change is one call that never blocks.
     """
 
+    LOOK_SECONDS = 1.0
+
     def __init__(self) -> None:
         self._values: dict[str, list[T]] = {}
         self._unset = threading.Lock()
@@ -62,8 +64,13 @@ class _Once(Generic[T]):
 
     def wait(self, timeout: float | None) -> bool:
         """Waits until it is set, at most `timeout` seconds. Returns whether it is."""
-        if not self and self._unset.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
-            self._unset.release()  # for the next one that waits
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while not self:
+            left = until - time.monotonic()
+            if self._unset.acquire(timeout=min(max(left, 0), _Once.LOOK_SECONDS)):
+                self._unset.release()  # for the next one that waits; it looks again if an exception comes before this line
+            elif left <= 0:
+                break
         return bool(self)
 
 
@@ -156,7 +163,8 @@ class Notice:
     def give(self, reason: str, within: float | None = None) -> None:
         """Gives it, unless it was given, for a `reason` that logs tell: the process has `within` seconds, if that is known.
 
-        A handler of a signal may call it.
+        A handler of a signal may call it. The listeners run in the thread that calls it, so in such a handler they must take no
+        lock that the main thread may hold; logging takes those of its handlers.
         """
         if self._given.set((reason, None if within is None else time.monotonic() + within)):
             _log.warning("notice: %s: this process leaves at the next step boundary", reason)
@@ -175,7 +183,7 @@ class Notice:
                 _log.warning("notice: a listener failed: %s: %s", type(error).__name__, error)
 
     def listen(self, listener: Callable[[Notice], None]) -> None:
-        """Calls `listener` with this notice once it is given, in a thread; at once, in this one, if it was."""
+        """Calls `listener` with this notice once it is given, in the thread that gives it; at once, in this one, if it was."""
         self._listeners.append(listener)
         if self._given:
             self._tell()

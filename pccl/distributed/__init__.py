@@ -67,7 +67,7 @@ _LATE = {
     "Snapshots": "pccl.state",
     "check_parity": "pccl.distributed._parity",
 }
-"""The modules of what init_process_group does without: FSDP alone takes a second."""
+"""By name: the module that is imported when the name is first used; not by init_process_group, since FSDP takes a second."""
 
 if TYPE_CHECKING:
     from pccl.distributed._elastic import Elastic
@@ -86,7 +86,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATE})
+    return sorted({*globals(), *_LATE} - {"TYPE_CHECKING"})
 
 
 _register()

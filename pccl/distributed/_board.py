@@ -24,11 +24,13 @@ from pccl._waits import FIRST_SECONDS, WaitLog
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-GRACE_PART, GRACE_MOST_SECONDS = 0.1, 60.0
+GRACE_PART = 0.1
 """Of the timeout, for which ranks may disagree: the place of a rank may be that of an earlier attempt."""
 
 LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
-"""Seconds between two looks into the store."""
+"""Seconds between two looks into the store; the longest for up to MANY_RANKS, and longer in proportion for more."""
+
+MANY_RANKS = 64
 
 PAUSE_PART = 0.125
 """Of the wait so far, for which the next pause lasts."""
@@ -161,9 +163,9 @@ class Board:
                 wrong_since = time.monotonic()
                 if not attempt["problem"]:
                     self._store.set(_ATTEMPT_KEY, json.dumps(attempt))
-                self._store.set(_DOUBT_KEY, attempt["problem"])
+                self._store.set(_DOUBT_KEY, json.dumps(attempt))
             if attempt["problem"]:
-                if time.monotonic() - wrong_since > min(GRACE_PART * self._timeout.total_seconds(), GRACE_MOST_SECONDS):
+                if time.monotonic() - wrong_since > GRACE_PART * self._timeout.total_seconds():
                     self._store.set(_ATTEMPT_KEY, json.dumps(attempt))
                     raise BootstrapError(attempt["problem"])
             elif not ranks or self._store.check([_key(attempt["name"], "here", rank) for rank in ranks]):
@@ -200,11 +202,12 @@ class Board:
     def _pauses(self, waits_for: Callable[[], str]) -> Iterator[None]:
         """Yields at growing intervals, and once after the deadline; logs after 10 s whom it waits for."""
         began = time.monotonic()
+        longest = MOST_PAUSE * max(1.0, self.world_size / MANY_RANKS)
         while not self.deadline.passed():
             yield
             if self.log.is_due():
                 self.log.tell(waits_for())
-            self.deadline.sleep(min(max(LEAST_PAUSE, PAUSE_PART * (time.monotonic() - began)), MOST_PAUSE))
+            self.deadline.sleep(min(max(LEAST_PAUSE, PAUSE_PART * (time.monotonic() - began)), longest))
         yield
 
     def patiently(self, call: Callable[..., object], waits_for: Callable[[], str]) -> None:
@@ -265,8 +268,11 @@ class Board:
         away = self._away()
         if away:
             return f"{listed_ranks(away, self.world_size)} not called init_process_group"
-        doubt = self._store.get(_DOUBT_KEY).decode() if self._store.check([_DOUBT_KEY]) else ""
-        return doubt or "all ranks have called init_process_group, but not all have met"
+        if self._store.check([_DOUBT_KEY]):
+            doubt = json.loads(self._store.get(_DOUBT_KEY))
+            if doubt["problem"] and self._token in (_read(text).token for text in doubt["places"]):
+                return str(doubt["problem"])
+        return "all ranks have called init_process_group, but not all have met"
 
     def _away(self) -> list[int]:
         return [rank for rank in range(self.world_size) if not self._store.check([_place_key(rank)])]
@@ -296,7 +302,7 @@ def listed_ranks(ranks: Sequence[int], world_size: int) -> str:
 
 
 _ATTEMPT_KEY = "pccl/attempt"
-_DOUBT_KEY = "pccl/doubt"  # what the ranks disagree about, before rank 0 makes it the end of the attempt
+_DOUBT_KEY = "pccl/doubt"  # the newest attempt, also while its ranks disagree and rank 0 waits for other places
 
 
 def _place_key(rank: int) -> str:

@@ -403,6 +403,34 @@ def test_a_handler_gives_it_to_those_that_wait():
             signal.signal(signal.SIGUSR1, before)
 
 
+def test_an_exception_in_one_wait_loses_no_other():
+    """Each wait wakes the next one, and a handler may raise before it does."""
+    once: pccl.notice._Once[None] = pccl.notice._Once()
+    others = []
+
+    def set_it():
+        others.append(Background(once.wait, PATIENCE))
+        once.set(None)
+
+    def trace(frame, event, _):
+        if frame.f_code is not pccl.notice._Once.wait.__code__:
+            return None
+        if event == "line" and once:
+            raise KeyboardInterrupt
+        return trace
+
+    setter = threading.Timer(0.05, set_it)
+    setter.start()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            once.wait(PATIENCE)
+    finally:
+        sys.settrace(None)
+    setter.join()
+    assert others[0].result() is True
+
+
 def test_a_forked_process_ends_as_without():
     with Notice(signal.SIGTERM) as notice:
         assert end_of_fork(lambda: None, signal.SIGTERM) == -signal.SIGTERM

@@ -1,6 +1,8 @@
 """Descriptors, shared state and infos."""
 
+import contextlib
 import gc
+import sys
 import weakref
 
 import pytest
@@ -136,6 +138,26 @@ def test_tensor_info_refuses():
         TensorInfo.from_torch(torch.ones(4, device="meta"), "w")
     with pytest.raises(AssertionError, match="'w' must be contiguous"):
         TensorInfo.from_numpy(np.ones((4, 4))[:, 0], "w")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda tensor: tensor.view(sys.modules["torch"].bfloat16),
+        lambda tensor: tensor.clone(),
+        lambda tensor: tensor[:2],
+        lambda tensor: tensor.view(2, 2).T,
+    ],
+)
+def test_tensor_info_notices_other_data(changed):
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(4, dtype=torch.float16)
+    made = pccl.TensorInfo.from_torch(tensor, "w")
+    tensor.data = tensor.data.view(2, 2)
+    assert made.replaced() is None
+    tensor.data = changed(tensor.data.view(4))
+    with contextlib.suppress(pccl.ArgumentError):  # it is not contiguous any more
+        assert "'w' was replaced" in made.replaced()
 
 
 def test_tensor_info_refuses_distributed_tensors():

@@ -557,8 +557,8 @@ def test_wrong_values_of_the_environment_are_told_by_every_rank(name, text, word
         assert all(words in answer for answer in together(ranks, "connect"))
 
 
-def test_ctrl_c_is_heard_while_a_rank_waits_for_others():
-    """Nothing waits inside the store, whose `wait` hears no signal."""
+def test_no_rank_waits_inside_the_store():
+    """The `wait` of a store hears no signal, so Ctrl-C would be heard after seconds."""
     known = dist.HashStore()
     store: Any = SimpleNamespace(set=known.set, get=known.get, check=known.check)
     place = _board.own_place(known, 2)

@@ -44,6 +44,11 @@ def run_of_others():
         yield f"127.0.0.1:{master.port}"
 
 
+def test_what_is_no_place_to_import_from_is_passed_over(monkeypatch):
+    monkeypatch.setattr(sys, "path", [Path("/there"), *sys.path, None])
+    assert end_of(supervisor("print('runs')")) == (0, "runs\n", "")
+
+
 @pytest.mark.parametrize("status", [0, 1, 77])
 def test_the_status_is_that_of_the_program(status, run_of_others):
     assert end_of(supervisor(f"{TELL} sys.exit({status})", run_of_others)) == (status, "", "")
