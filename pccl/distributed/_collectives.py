@@ -16,10 +16,11 @@ from pccl._collectives import Collective
 from pccl._enums import DataType, ReduceOp
 from pccl.distributed import _callers
 from pccl.distributed._arguments import Arguments, Limit, Lists, OneOrMore, Tensor, Tensors, reduce_op
-from pccl.distributed._calls import ENDED, Again, Call, Followed, finished
+from pccl.distributed._calls import ENDED, Again, Call, finished
 from pccl.distributed._compile import refuse_python_reducer
 from pccl.distributed._tensors import (
     Finish,
+    apart,
     follow,
     gathered,
     in_place_all,
@@ -203,8 +204,9 @@ class Collectives(Arguments):
         with self._begun(len(outputs)) as calls:
             for input in inputs:
                 self._elements(name, input.dtype, reduce_op(opts))
-            for output, input in zip(outputs, inputs, strict=True):
-                calls.append(self._reduce_scatter(name, output, readable(input), opts))
+            sources = apart([readable(input) for input in inputs], [[output] for output in outputs])
+            for output, source in zip(outputs, sources, strict=True):
+                calls.append(self._reduce_scatter(name, output, source, opts))
         return self._work(calls, opts, None, outputs)
 
     def _reduce_scatter(self, name: str, output: Tensor, source: Tensor, opts: Any, counts: Sequence[int] = ()) -> Call:
@@ -289,18 +291,22 @@ class Collectives(Arguments):
         if memory is not None and overlap(memory, source):
             source = source.clone()
         view = self._launcher.view
+        parts = Parts(view, view.living, memory)
 
-        def begin(living: tuple[UUID, ...], number: int | None = None) -> Call:
-            parts = Parts(view, living, memory)
-            options: dict[str, Any] = {"number": number, "among": living, "root": root, "again": again if view.fixed else None}
-            return parts.filled(self._launch(Collective.GATHER, name, source, parts.memory, **options))
+        def begin(number: int | None = None) -> Call:
+            options: dict[str, Any] = {"number": number, "root": root, "again": again if view.fixed else None}
+            return self._launch(Collective.GATHER, name, source, parts.memory, among=parts.living, **options)
 
         def again(left: tuple[UUID, ...], number: int) -> Call | None:
+            nonlocal parts
             if view.members[root] not in left:
                 return ENDED if root == 0 else None
-            return begin(left, number) if stands_in else None
+            if not stands_in:
+                return None
+            parts = Parts(view, left, memory)
+            return begin(number)
 
-        return begin(view.living)
+        return finished(begin(), (lambda: parts.fill()) if view.fixed else None)
 
     @announced
     def scatter(self, output_tensors: OneOrMore, input_tensors: Lists, opts: Any = None, timeout: Limit = None) -> Work:
@@ -316,12 +322,12 @@ class Collectives(Arguments):
             for input in inputs:
                 self._alike(name, input, output, "an input", "its output")
         memory, finish = writable(output)
+        if any(overlap(memory, input) for input in inputs):  # a repetition reads all of them after the output was written
+            inputs = torch.stack([readable(input.detach()).reshape(-1) for input in inputs]).unbind()
 
         def begin(living: tuple[UUID, ...], number: int | None = None) -> Call:
             parts = [part for part, member in zip(inputs, view.members, strict=True) if member in living] if inputs else []
             source, last = gathered(parts) if parts else (None, None)
-            if source is not None and overlap(memory, source):
-                source = source.clone()
             options: dict[str, Any] = {"number": number, "among": living, "root": root, "again": again if view.fixed else None}
             return finished(self._launch(Collective.SCATTER, name, source, memory, **options), last)
 
@@ -350,10 +356,11 @@ class Collectives(Arguments):
             for outputs, input in zip(by_input, inputs, strict=True):
                 self._one_per_rank(name, "output", outputs)
                 self._alike(name, outputs[own], input, "the output at its own rank", "its input")
-            for outputs, input in zip(by_input, inputs, strict=True):
-                memory, finish = spread(outputs)
+            results = [spread(outputs) for outputs in by_input]
+            sources = apart([readable(input) for input in inputs], by_input)
+            for outputs, source, (memory, finish) in zip(by_input, sources, results, strict=True):
                 counts = [output.numel() for output in outputs]
-                calls.append(finished(self._gather_into(name, memory, input, counts), finish))
+                calls.append(finished(self._gather_into(name, memory, source, counts), finish))
         return self._work(calls, opts, timeout, result)
 
     @announced
@@ -365,34 +372,37 @@ class Collectives(Arguments):
         name = "all_gather_into_tensor"
         with self._begun(len(inputs)) as calls:
             self._check_whole(name, "output", outputs, "input", inputs)
-            for output, input in zip(outputs, inputs, strict=True):
-                memory, finish = writable(output)
-                calls.append(finished(self._gather_into(name, memory, input), finish))
+            results = [writable(output) for output in outputs]
+            sources = apart([readable(input) for input in inputs], [[output] for output in outputs])
+            for source, (memory, finish) in zip(sources, results, strict=True):
+                calls.append(finished(self._gather_into(name, memory, source), finish))
         return self._work(calls, opts, None, outputs)
 
-    def _gather_into(self, name: str, memory: Tensor, input: Tensor, counts: Sequence[int] = ()) -> Call:
+    def _gather_into(self, name: str, memory: Tensor, source: Tensor, counts: Sequence[int] = ()) -> Call:
         """Begins an all-gather; `counts` are the sizes of the members' parts, unless they are equal."""
         stands_in = self._stands_in(_callers.gathers_samples)
-        source = readable(input)
         view = self._launcher.view
         before = sum(counts[: view.rank]) if counts else view.rank * source.numel()
         if overlap(memory, source) and source.data_ptr() != memory.data_ptr() + before * memory.itemsize:
             source = source.clone()  # the core takes an input at its place in the result
 
-        def begin(living: tuple[UUID, ...], number: int | None = None) -> Call | None:
-            parts = Parts(view, living, memory, counts)
-            if not parts.fit():
-                return None
-            again = begin if view.fixed and stands_in else None
-            options: dict[str, Any] = {"number": number, "among": living, "again": again}
-            sizes = _unequal(parts.sizes)
-            return parts.filled(self._launch(Collective.ALL_GATHER, name, source, parts.memory, recv_counts=sizes, **options))
+        parts = Parts(view, view.living, memory, counts)
 
-        if not stands_in or not Parts(view, view.living, memory, counts).fit():
+        def begin(number: int | None = None) -> Call:
+            options: dict[str, Any] = {"number": number, "again": again if view.fixed and stands_in else None}
+            sizes = _unequal(parts.sizes)
+            return self._launch(
+                Collective.ALL_GATHER, name, source, parts.memory, recv_counts=sizes, among=parts.living, **options
+            )
+
+        def again(left: tuple[UUID, ...], number: int) -> Call | None:
+            nonlocal parts
+            parts = Parts(view, left, memory, counts)
+            return begin(number) if parts.fit() else None
+
+        if not stands_in or not parts.fit():
             self._require_all(name)
-        call = begin(view.living)
-        assert call is not None
-        return call
+        return finished(begin(), (lambda: parts.fill()) if view.fixed else None)
 
     @announced
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: Limit = None) -> Work:
@@ -470,7 +480,8 @@ class Parts:
     `sizes` are the numbers of elements of the parts, by rank; none: they are equal.
     """
 
-    def __init__(self, view: View, living: Sequence[UUID], whole: torch.Tensor | None, sizes: Sequence[int] = ()) -> None:
+    def __init__(self, view: View, living: tuple[UUID, ...], whole: torch.Tensor | None, sizes: Sequence[int] = ()) -> None:
+        self.living = living
         self._whole = whole
         self._sources = _sources(view, living) if view.fixed and len(living) < view.size else []
         self._sizes = list(sizes)
@@ -491,12 +502,10 @@ class Parts:
         """Whether each part has the size of the one that takes its place."""
         return all(self._sizes[rank] == self._sizes[source] for rank, source in enumerate(self._sources) if self._sizes)
 
-    def filled(self, call: Call) -> Call:
-        """The call that ends when all parts of the result are there."""
-        return Followed(call, self._fill) if self._sources and self._whole is not None else call
-
-    def _fill(self) -> None:
-        assert self._whole is not None
+    def fill(self) -> None:
+        """Fills the result. Of a call that was repeated, only the last attempt has all parts."""
+        if not self._sources or self._whole is None:
+            return
         assert self.memory is not None
         here = [rank for rank, source in enumerate(self._sources) if source == rank]
         got = dict(zip(here, torch.split(self.memory, [self._sizes[rank] for rank in here]), strict=True))

@@ -76,9 +76,30 @@ def address_of(tensor: torch.Tensor | None) -> int:
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors in plain memory have bytes in common."""
-    first, second = one.data_ptr(), other.data_ptr()
-    return first < second + other.nbytes and second < first + one.nbytes
+    """Returns whether the bytes from the first to the last element of two dense tensors meet."""
+    (first, end), (second, other_end) = _range(one), _range(other)
+    return first < other_end and second < end
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return begin, begin + tensor.nbytes
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.itemsize
+
+
+def apart(sources: Sequence[torch.Tensor], outputs: Sequence[Sequence[torch.Tensor]]) -> Sequence[torch.Tensor]:
+    """Returns the inputs of a batch of calls, with a copy of each that an output of another call overlaps."""
+    if len(sources) == 1:
+        return sources
+    ranges = [(call, *_range(output)) for call, results in enumerate(outputs) for output in results]
+
+    def overwritten(own: int, source: torch.Tensor) -> bool:
+        begin, end = _range(source)
+        return any(first < end and begin < last for call, first, last in ranges if call != own)
+
+    return [source.clone() if overwritten(own, source) else source for own, source in enumerate(sources)]
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from typing import Any
 
 import pytest
@@ -187,6 +188,53 @@ def met_by(call: str) -> object:
 def test_calls_with_the_lost_rank_0(call: str) -> None:
     results = ranks.run(met_by, 3, call, environment=FIXED, dead=(0,))
     assert results == [None, (1, 3, [0, 1, 2], (0,)), (2, 3, [0, 1, 2], (0,))]
+
+
+def scattered_over_inputs(apart: bool) -> list[float]:
+    """Rank 1 is lost after the root has written its output, which is an input that the repetition sends."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    inputs = list(torch.arange(300_000.0).chunk(3))  # a large one is written before all members have joined
+    if apart:
+        inputs = [part.clone() for part in inputs]
+    output = inputs[0] if rank == 2 else torch.zeros(100_000)
+    if rank == 1:
+        store.wait(["written"])
+        ranks.die()
+    work = dist.scatter(output, inputs if rank == 2 else None, 2, async_op=True)
+    if rank == 2:
+        while output[0] != 200_000:
+            time.sleep(0.001)
+        store.set("written", "")
+    work.wait()
+    return output[[0, -1]].tolist()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_scatter_over_its_inputs_is_repeated_with_what_they_were(apart: bool) -> None:
+    results = ranks.run(scattered_over_inputs, 3, apart, environment=FIXED, dead=(1,))
+    assert results == [[0.0, 99_999.0], None, [200_000.0, 299_999.0]]
+
+
+def filled_after_two_losses(call: str) -> list[float]:
+    """A rank stands in for a lost one already when the next one is lost."""
+    rank = dist.get_rank()
+    dist.group.WORLD._launcher.stands_in = True
+    for victim in (1, 2):
+        if rank == victim:
+            ranks.die()
+        own, whole = torch.full((2,), float(rank)), torch.full((8,), -1.0)
+        if call == "gather":
+            dist.gather(own, list(whole.chunk(4)) if rank == 0 else None, 0)
+        else:
+            dist.all_gather_into_tensor(whole, own)
+    return whole[::2].tolist()
+
+
+@pytest.mark.parametrize("call", ["gather", "all_gather_into_tensor"])
+def test_a_gather_that_is_repeated_has_only_parts_of_living_ranks(call: str) -> None:
+    results = ranks.run(filled_after_two_losses, 4, call, environment=FIXED, dead=(1, 2))
+    right = [0.0, 3.0, 3.0, 3.0]
+    assert results == [right, None, None, right if call != "gather" else [-1.0] * 4]
 
 
 def alone() -> object:

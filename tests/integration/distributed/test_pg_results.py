@@ -272,6 +272,42 @@ def overlaps() -> list[str]:
             same(part, before) for at, (part, before) in enumerate(zip(parts, rows[own], strict=True)) if at != own
         ):
             found.append(f"{name} has changed other parts of its input")
+    return found + overlaps_in_batches()
+
+
+def overlaps_in_batches() -> list[str]:
+    """Outputs that lie in what another call of the same batch reads."""
+    size, own, world = dist.get_world_size(), dist.get_rank(), dist.group.WORLD
+
+    def scattered(group: Any, step: int) -> list[torch.Tensor]:
+        """Returns outputs of which each is in the other's input, or every second element of it."""
+        first, second = given(own, (6 * size,), torch.float32), given(own, (6 * size,), torch.float32, 1)
+        outputs = [second[: 6 * step : step], first[: 6 * step : step]]
+        with dist.distributed_c10d._coalescing_manager(group):
+            for output, input in zip(outputs, (first.clone() if step > 1 else first, second), strict=True):
+                dist.reduce_scatter_tensor(output, input, group=group)
+        return outputs
+
+    def gathered(group: Any, lists: bool) -> list[torch.Tensor]:
+        first, second = torch.zeros(size, 70_000), torch.zeros(size, 70_000)
+        inputs = [given(own, (70_000,), torch.float32), first[0].copy_(given(own, (70_000,), torch.float32, 1))]
+        if lists:
+            lists_of_outputs = [list(pair) for pair in zip(first, second, strict=True)]
+            group.allgather_coalesced(lists_of_outputs, inputs).wait()
+        else:
+            group.allgather_into_tensor_coalesced([first.view(-1), second.view(-1)], inputs).wait()
+        return [first, second]
+
+    gloo, found = dist.new_group(backend="gloo"), []
+    for name, make, option in (
+        ("reduce_scatter", scattered, 1),
+        ("reduce_scatter strided", scattered, 2),
+        ("all_gather", gathered, False),
+        ("all_gather lists", gathered, True),
+    ):
+        for at, (one, other) in enumerate(zip(make(world, option), make(gloo, option), strict=True)):
+            if not same(one, other):
+                found.append(f"{name} in a batch: result {at} is {one.reshape(-1)[:6]}, and not {other.reshape(-1)[:6]}")
     return found
 
 
