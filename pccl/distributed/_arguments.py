@@ -112,7 +112,9 @@ class Arguments(_TorchGroup):  # type: ignore[misc]
         return work
 
     def _seconds(self, opts: Any, timeout: Limit) -> float:
-        seconds = seconds_of(getattr(opts, "timeout", None) if timeout is None else timeout)
+        if timeout is None:  # options without one have a negative one
+            timeout = max(getattr(opts, "timeout", timedelta()), timedelta())
+        seconds = seconds_of(timeout)
         return seconds if seconds > 0 else self._timeout
 
     def _refuse(self, name: str, text: str, kind: type[Exception] = ValueError, *, size: int | None = None) -> NoReturn:

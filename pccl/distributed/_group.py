@@ -294,7 +294,11 @@ class ProcessGroup(PointToPoint):
         return self._store
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        self._timeout = seconds_of(timeout)
+        """Sets the limit of calls that are given none. TypeError, ValueError: it is not a time, or not positive."""
+        seconds = seconds_of(timeout)
+        if seconds == 0:
+            raise ValueError(f"the timeout of a group must be positive, not {timeout}")
+        self._timeout = seconds
 
     _set_default_timeout = set_timeout
 

@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from numbers import Real
 from typing import Any
 
 import torch
@@ -35,8 +36,18 @@ Device = int | str | torch.device
 
 
 def seconds_of(limit: timedelta | float | None) -> float:
-    """Returns a limit in seconds, which torch takes as a number, too; 0.0: none is given."""
-    return limit.total_seconds() if isinstance(limit, timedelta) else float(limit or 0.0)
+    """Returns a limit in seconds, which torch takes as a number, too; 0.0: none is given.
+
+    TypeError, ValueError: it is neither, or negative.
+    """
+    if limit is None:
+        return 0.0
+    if not isinstance(limit, (timedelta, Real)) or isinstance(limit, bool):
+        raise TypeError(f"the timeout must be a timedelta or a number of seconds, not {type(limit).__name__}")
+    seconds = limit.total_seconds() if isinstance(limit, timedelta) else float(limit)
+    if not seconds >= 0:
+        raise ValueError(f"the timeout must not be negative or nan: it is {limit}")
+    return min(seconds, threading.TIMEOUT_MAX)
 
 
 class Future(torch.futures.Future[Any]):
@@ -123,8 +134,8 @@ class Work(dist.Work):
         current stream has from then on finds the result.
         CollectiveTimeoutError after `timeout`, or that of the call: it goes on, and may be waited for again.
         """
+        seconds = seconds_of(timeout)
         if not self._ended:
-            seconds = seconds_of(timeout)
             self.complete(seconds if seconds > 0 else self._timeout)
         if self._plain is not None:
             self.settle(self._plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import ranks
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pccl.distributed import CollectiveTimeoutError
+from pccl.distributed._work import seconds_of
 
 
 def expires_behind_a_patient_one(kind: str) -> bool:
@@ -78,3 +80,51 @@ def wait_after_a_future_has_expired() -> float:
 
 def test_a_call_can_be_waited_for_after_its_future_has_expired():
     assert ranks.run(wait_after_a_future_has_expired, 2) == [4.0, 4.0]
+
+
+def limits() -> list[str]:
+    group: Any = dist.group.WORLD
+    found = []
+    group.set_timeout(float("inf"))
+    for limit in (None, 0, timedelta(0), 5, float("inf"), timedelta.max):
+        dist.all_reduce(torch.ones(1), async_op=True).wait(limit)
+    for limit in (None, 0, timedelta(0), -1, timedelta(seconds=-1), float("nan"), True):
+        with pytest.raises((TypeError, ValueError), match="timeout") as caught:
+            group.set_timeout(limit)
+        found.append(caught.type.__name__)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    with pytest.raises(ValueError, match="timeout"):
+        work.wait(-1)
+    work.wait()
+    with pytest.raises(ValueError, match="timeout"):
+        work.wait(-1)  # also when it has ended
+    return found
+
+
+def test_limits_are_numbers_or_timedeltas():
+    kinds = [*["ValueError"] * 6, "TypeError"]
+    assert ranks.run(limits, 2, timeout=60) == [kinds, kinds]
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [(None, 0.0), (0, 0.0), (2, 2.0), (0.5, 0.5), (timedelta(minutes=1), 60.0), (float("inf"), threading.TIMEOUT_MAX)],
+)
+def test_a_limit_in_seconds(limit, seconds):
+    assert seconds_of(limit) == seconds
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "named"),
+    [
+        ("5", TypeError, "not str"),
+        (True, TypeError, "not bool"),
+        ([1], TypeError, "not list"),
+        (-1, ValueError, "-1"),
+        (timedelta(seconds=-1), ValueError, "-1 day"),
+        (float("nan"), ValueError, "nan"),
+    ],
+)
+def test_what_is_no_limit_is_refused(limit, error, named):
+    with pytest.raises(error, match=named):
+        seconds_of(limit)
