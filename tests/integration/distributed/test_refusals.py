@@ -50,6 +50,23 @@ def test_all_ranks_hear_of_a_call_that_fails_halfway(kind):
     assert ranks.run(halfway, 2, kind, timeout=LIMIT) == [("own", 2.0), ("core", 2.0)]
 
 
+def cause(call: str) -> str:
+    """What rank 1 hears of a call that rank 0 refuses, or that rank 0 has no barrier for."""
+    tensor = torch.ones(2, device="meta" if call == "all_reduce" and dist.get_rank() == 0 else "cpu")
+    with pytest.raises((CollectiveError, TypeError)) as caught:
+        dist.barrier() if call == "barrier" and dist.get_rank() == 1 else dist.all_reduce(tensor)
+    dist.barrier()  # rank 0 stays until rank 1 has its error
+    return str(caught.value)
+
+
+def test_an_error_names_both_causes_of_a_barrier():
+    text = "passed a barrier, or refused its caller's arguments (see its own error)"
+    assert text in ranks.run(cause, 2, "all_reduce", timeout=LIMIT)[1]
+    own = ranks.run(cause, 2, "barrier", timeout=LIMIT)[1]
+    assert "passed a barrier" in own
+    assert "refused" not in own
+
+
 def output(kind: str) -> list[str]:
     bad = torch.zeros(1).expand(4) if kind == "expanded" else torch.zeros(4).to_sparse()
     good, size, bad_here = torch.zeros(4), dist.get_world_size(), dist.get_rank() == 0
