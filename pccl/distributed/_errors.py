@@ -31,7 +31,7 @@ _TAG = re.compile(r"^tag \d+: ")
 """What errors of the core begin with. The program has not chosen the tag."""
 
 _BARRIER = "called barrier"
-"""What members hear of one that called a barrier, or announces by it that it refused the arguments of its caller."""
+"""The master's description of a barrier; a member that refuses its arguments also launches one."""
 
 
 class CollectiveError(PCCLError, _BackendError):
