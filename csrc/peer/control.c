@@ -71,11 +71,12 @@ static void hang_up(struct control *t) {
 
 // ---- endings ----
 
-// Logs why an attempt to connect failed: the same reason again only after a while, as programs repeat attempts.
-static void log_failure(struct control *t, const char *text) {
+// Logs why an attempt to connect failed: the same reason again only after a while.
+static void log_failure(struct control *t, pcclResult_t code, const char *text) {
     int64_t now = platform_now_ns();
     if (now < t->failure.silent_until && strcmp(t->failure.text, text) == 0) return;
-    LOG(LOG_WARN, "connect failed: %s", text); // connect returns the last reason
+    // Programs try again where no master was reached, and connect returns the last reason.
+    LOG(code == pcclMasterConnectionFailed ? LOG_WARN : LOG_ERR, "connect failed: %s", text);
     snprintf(t->failure.text, sizeof t->failure.text, "%s", text);
     t->failure.silent_until = now + FAILURE_AGAIN_MS * MS_NS;
 }
@@ -86,7 +87,7 @@ static void end_attempt(struct control *t, pcclResult_t code, const struct membe
     struct communicator *c = t->c;
     precopy_hurry(c->precopy);
     if (code != pcclSuccess) {
-        log_failure(t, text);
+        log_failure(t, code, text);
         hang_up(t);
     } else if (view->number == 1) {
         LOG(LOG_NOTICE, "begins a new run: none was under way at the master %s",
@@ -172,10 +173,18 @@ static bool try_next_master(struct control *t, int64_t now) {
     return true;
 }
 
+// Why the member has ended. After a search in vain it names a master that is not of the run.
+static const char *why_dead(const struct control *t) {
+    const char *text = member_text(t->c->core);
+    return member_gave_up(t->c->core) ? master_link_note_refusal(t->c->master, text) : text;
+}
+
 // Ends an attempt to connect, unless another master of the list may serve the run.
 static void end_connect(struct control *t, const struct member_action *action, int64_t now) {
-    const char *text = member_text(t->c->core);
-    if (action->code == pcclMasterConnectionFailed || action->code == pcclInvalidUsage) { // the latter: of its version
+    const char *text = why_dead(t);
+    // The second one is for a master of another version.
+    bool refused = action->code == pcclMasterConnectionFailed || action->code == pcclInvalidUsage;
+    if (refused && !member_gave_up(t->c->core)) {
         text = master_link_note(t->c->master, text);
         if (try_next_master(t, now)) return;
     }
@@ -267,7 +276,7 @@ static void perform(struct control *t, const struct member_action *action, int64
         break;
     case MEMBER_WAITING: tell_waiting(t); break;
     case MEMBER_DONORS: control_precopy_begin(&t->precopy, c, t->wireup, action->donors, now); break;
-    case MEMBER_DIE: die(t, master_link_note_refusal(c->master, member_text(c->core))); break;
+    case MEMBER_DIE: die(t, why_dead(t)); break;
     }
 }
 

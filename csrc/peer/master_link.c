@@ -38,12 +38,13 @@ struct master_link {
     int64_t dial_deadline;
     struct recovery_seek seek;
     struct log_limit refusal_log;
-    const struct cards *cards; // borrowed
-    uint32_t card;             // that is dialled from
-    uint32_t cards_left;       // of a join, to be tried
-    // Of masters that were of no use: all answers to a join by one card, or the last refusal of a seek.
-    char answers[MASTER_LINK_TEXT];
-    bool seeking; // the master is lost
+    const struct cards *cards;      // borrowed
+    uint32_t card;                  // that is dialled from
+    uint32_t cards_left;            // of a join, to be tried
+    char answers[MASTER_LINK_TEXT]; // of masters that were of no use to a join, by one card
+    char refusal[MASTER_LINK_TEXT]; // of a seek: why the last master that is not of the run is none; "": none was met
+    uint32_t refuser;               // its place in the list
+    bool seeking;                   // the master is lost
     int64_t lost_at;
     bool readable;
     bool heard;                // a frame, on this connection
@@ -165,17 +166,36 @@ const char *master_link_note(struct master_link *m, const char *answer) {
 }
 
 const char *master_link_note_refusal(struct master_link *m, const char *text) {
-    if (!m->seeking || m->answers[0] == 0) return text;
-    char refusal[MASTER_LINK_TEXT];
-    memcpy(refusal, m->answers, sizeof refusal);
-    return snprintf(m->answers, sizeof m->answers, "%s; %s", text, refusal) < 0 ? text : m->answers; // may be cut
+    if (!m->seeking || m->refusal[0] == 0) return text;
+    // Where both are long, each gets a half.
+    size_t room = sizeof m->answers - sizeof "; ", half = room / 2;
+    size_t said = strlen(text), refused = strlen(m->refusal);
+    if (said + refused > room) {
+        if (said > half) said = refused < half ? room - refused : half;
+        refused = room - said;
+    }
+    snprintf(m->answers, sizeof m->answers, "%.*s; %.*s", (int)said, text, (int)refused, m->refusal);
+    return m->answers;
+}
+
+// What the dialled master was refused for before no longer holds.
+static void forget_refusal(struct master_link *m) {
+    if (m->refuser == m->seek.at) m->refusal[0] = 0;
 }
 
 static void fail_dial(struct master_link *m, bool internal, const char *what, int error, int64_t now) {
     char address[MASTER_LINK_ADDRESS], text[MASTER_LINK_TEXT];
     snprintf(text, sizeof text, "%s %s: %s", what, master_link_address(m, address), transport_why(m->stream, error));
     leave(m, false);
-    if (!m->seeking) master_link_note(m, text);
+    bool refused = m->seeking && transport_refused(-error) && error != ECONNABORTED; // that end may be of its death
+    if (!m->seeking)
+        master_link_note(m, text);
+    else
+        forget_refusal(m);
+    if (refused) {
+        m->refuser = m->seek.at;
+        memcpy(m->refusal, text, sizeof text);
+    }
     bool more = recovery_seek_failed(&m->seek, now);
     if (!m->seeking && !more && m->cards_left > 0) {
         m->cards_left--;
@@ -186,8 +206,7 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
     } else if (m->seeking && m->seek.at == 0) {
         change_card(m);
     }
-    if (m->seeking && transport_refused(-error)) {
-        snprintf(m->answers, sizeof m->answers, "%s", text);
+    if (refused) {
         LOG_LIMITED(&m->refusal_log, LOG_ERR, "still seeks a master: %s", text); // that one will not take the run over
     } else if (m->seeking) {
         if (recovery_seek_tells(&m->seek, now)) LOG(LOG_ERR, "still seeks a master: %s", text);
@@ -249,7 +268,7 @@ void master_link_seek(struct master_link *m, bool anew, int64_t now) {
         return;
     }
     m->seeking = true;
-    m->answers[0] = 0;
+    m->refusal[0] = 0;
     m->lost_at = now;
     change_card(m);
     recovery_seek_begin(&m->seek, true, now);
@@ -297,6 +316,7 @@ static void connect_on(struct master_link *m, int64_t now) {
     } else if (!watch(m, EPOLLIN)) {
         fail_dial(m, true, "cannot watch the connection to the master at", errno, now);
     } else {
+        forget_refusal(m);
         pthread_mutex_lock(&m->lock);
         m->state = ANSWERS;
         pthread_mutex_unlock(&m->lock);

@@ -55,7 +55,8 @@ bool master_link_join_next(struct master_link *link, int64_t now_ns);
 // Notes the answer of a master that is of no use to a newcomer. Returns what all masters of the list have answered so
 // far, which stays until the next call or join.
 const char *master_link_note(struct master_link *link, const char *answer);
-// Returns why a member gives the run up, and after it which master was found in vain, as one that has other keys.
+// Adds to why a member gives the run up which master is not of the run, such as one with other keys, if that one was of
+// no use to the end. The result stays until the next call or join.
 const char *master_link_note_refusal(struct master_link *link, const char *text);
 // The master is lost: closes, and dials the masters of the list again and again; `anew`: from the first one on.
 void master_link_seek(struct master_link *link, bool anew, int64_t now_ns);

@@ -275,8 +275,9 @@ void member_disconnected(struct member *m, const char *why, int64_t now, struct 
 
 static void give_up(struct member *m, struct member_output *out) {
     const char *why = m->recovery.waits_why.chars;
-    die_of(m, pcclMasterConnectionFailed, out, "%s; no master took over the run within %u ms%s%s", m->recovery.lost_why,
-           m->recovery.limit_ms, why[0] ? "; one said that it " : "", why);
+    m->gave_up = true;
+    die_of(m, pcclMasterConnectionFailed, out, "%.240s; no master took over the run within %u ms%s%s",
+           m->recovery.lost_why, m->recovery.limit_ms, why[0] ? "; one said that it " : "", why);
 }
 
 static struct wire_hello hello_of(const struct member *m, uint16_t port) {
@@ -576,6 +577,7 @@ const struct wire_welcome *member_welcome(const struct member *m) { return &m->w
 const struct epoch *member_epoch(const struct member *m) { return m->epoch; }
 const struct wire_ended_vote *member_last_vote(const struct member *m) { return &m->recovery.last_vote; }
 bool member_is_seeking(const struct member *m) { return m->recovery.state != RECOVERY_NONE; }
+bool member_gave_up(const struct member *m) { return m->gave_up; }
 const char *member_lost_why(const struct member *m) { return m->recovery.lost_why; }
 const char *member_waits_why(const struct member *m) { return m->recovery.waits_why.chars; }
 const struct wire_sync_differs *member_sync_differs(const struct member *m) {

@@ -132,6 +132,8 @@ const struct epoch *member_epoch(const struct member *member);
 const struct wire_ended_vote *member_last_vote(const struct member *member);
 // The master is lost, and none has taken the run up yet.
 bool member_is_seeking(const struct member *member);
+// Whether it died because no master has taken the run up in time.
+bool member_gave_up(const struct member *member);
 // Why the master was lost; valid while seeking.
 const char *member_lost_why(const struct member *member);
 // Why the master that was found has no run yet, or for whom this peer waits; "" unless the master said so.

@@ -16,6 +16,7 @@ struct member {
     struct wire_welcome welcome;
     bool precopy; // as a newcomer, it copies the state first
     char text[MEMBER_TEXT];
+    bool gave_up;
 
     // the epoch in force
     struct epoch *epoch; // NULL before the first

@@ -248,10 +248,64 @@ static void test_seek(void) {
     end();
 }
 
+static int refuser, refused_for; // its listener, and what a step towards it returns; 0: it is made
+
+static int step(struct transport *stream) {
+    int error = transport_plain.step(stream);
+    if (error != 0 || refused_for == 0) return error;
+    close(accept_at(refuser));
+    return -refused_for;
+}
+
+static bool names_refusal(void) { return strchr(master_link_note_refusal(link_, "lost"), ';') != NULL; }
+
+static void test_refusals(void) {
+    begin("who gives up names a master that refused it to the end, whatever another one does");
+    struct wire_address masters[2];
+    refuser = listen_at(&masters[0]);
+    masters[1] = nobody();
+    struct transport_type picky = transport_plain;
+    picky.step = step;
+    struct transport_context context;
+    transport_context_init(&context, &picky, NULL);
+    master_link_join(link_, &context, &no_run, masters, 2, platform_now_ns());
+    expect(MASTER_ANSWERS);
+    master_link_use(link_, NULL);
+    close(accept_at(refuser));
+    expect(MASTER_BROKE);
+    refused_for = EKEYREJECTED;
+    master_link_seek(link_, false, platform_now_ns());
+    AWAIT(names_refusal(), CHECK(!next_within(5)));
+    CHECK(!next_within(100)); // the second one fails
+    const char *why = master_link_note_refusal(link_, "lost");
+    CHECK(strncmp(why, "lost; cannot trust the master at", 32) == 0);
+
+    check_case("a long reason and a refusal share the room");
+    char reason[MASTER_LINK_TEXT], refusal[MASTER_LINK_TEXT];
+    snprintf(refusal, sizeof refusal, "%s", strchr(why, ';'));
+    memset(reason, 'x', sizeof reason);
+    reason[sizeof reason - 1] = 0;
+    why = master_link_note_refusal(link_, reason);
+    CHECK_EQ(strlen(why), MASTER_LINK_TEXT - 1);
+    CHECK(strstr(why, refusal) != NULL);
+
+    check_case("not one that ended the handshake later, or answered");
+    refused_for = ECONNABORTED;
+    AWAIT(!names_refusal(), CHECK(!next_within(5)));
+    refused_for = EKEYREJECTED;
+    AWAIT(names_refusal(), CHECK(!next_within(5)));
+    refused_for = 0;
+    expect(MASTER_ANSWERS);
+    CHECK(!names_refusal());
+    close(refuser);
+    end();
+}
+
 int main(void) {
     test_join();
     test_first();
     test_backlog();
     test_seek();
+    test_refusals();
     return check_status();
 }
