@@ -159,7 +159,6 @@ static bool read_options(struct options *options, int count, char **words) {
 
 // *misused: the options are wrong, or their files.
 static pcclResult_t run(const struct options *options, bool *misused) {
-    *misused = true;
     pcclResult_t result = pcclCreateMaster(options->address, &master);
     if (result == pcclSuccess && options->count > 0)
         result = pccl_ext_master_set_list(master, options->list, options->count, options->self);
@@ -171,16 +170,15 @@ static pcclResult_t run(const struct options *options, bool *misused) {
     if (result == pcclSuccess) result = pccl_ext_master_set_keys(master, options->keys);
     if (result == pcclSuccess) result = pccl_ext_master_set_insecure(master, options->insecure);
     if (result == pcclSuccess) result = pccl_ext_master_check_command(master);
-    if (result != pcclSuccess) return result;
-    *misused = false;
-    return pcclRunMaster(master);
+    *misused = result == pcclInvalidArgument;
+    return result == pcclSuccess ? pcclRunMaster(master) : result;
 }
 
-static void print_failure(const struct options *options) {
+static void print_failure(const struct options *options, bool misused) {
     const char *detail = pccl_ext_detail();
     uint16_t port = options->address.port;
     fprintf(stderr, "pccl master cannot listen on %s:%d: ", options->host, port);
-    if (port > 0 && port < PRIVILEGED_PORTS && strstr(detail, strerror(EACCES)) != NULL)
+    if (!misused && port > 0 && port < PRIVILEGED_PORTS && strstr(detail, strerror(EACCES)) != NULL)
         fprintf(stderr,
                 "Permission denied; a port below %d needs root or CAP_NET_BIND_SERVICE: choose a higher port, such as "
                 "%d\n",
@@ -226,7 +224,7 @@ static int serve(const struct options *options, int log) {
     pcclResult_t result = run(options, &misused);
     if (result == pcclSuccess) result = pccl_ext_master_port(master, &port);
     if (result != pcclSuccess) {
-        print_failure(options);
+        print_failure(options, misused);
         release_keys(keys, folder);
         return misused ? 2 : 1;
     }

@@ -19,7 +19,7 @@ import threading
 
 from pccl._address import parse_endpoints, without_run
 from pccl._calls import call
-from pccl._errors import PCCLError
+from pccl._errors import PCCLError, Result
 from pccl._files import open_log
 from pccl._loader import _C
 from pccl._master import MasterNode
@@ -100,6 +100,8 @@ def serve(
             )
             call(node._handle, "pccl_ext_master_check_command", name="pcclRunMaster")
         except PCCLError as error:
+            if error.result is not Result.INVALID_ARGUMENT:
+                raise
             raise ValueError(error.detail) from None
         with node as master:
             host = listen_address.rpartition(":")[0]

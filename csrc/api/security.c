@@ -1,6 +1,7 @@
 // Protection of connections: the keys or the certificate that the program names, or those of the environment. Without
 // them, connections do not lead beyond loopback, unless the user permits it; transport_permits decides.
 #define LOG_COMPONENT "config"
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,10 +67,12 @@ static pcclResult_t check_party(const struct keys *keys, const struct named *nam
 
 static pcclResult_t load(const struct named *named, enum transport_party party, struct keys **out) {
     char reason[KEYS_REASON_BYTES];
+    errno = 0;
     if (named->keys == NULL && named->cert == NULL) return pcclSuccess;
     struct keys *keys = named->cert != NULL ? keys_load_certificate(named->cert, named->key, named->ca, reason)
                                             : keys_load(named->keys, reason);
-    if (keys == NULL) return detail_fail(pcclInvalidArgument, "%s", reason);
+    bool refused = errno == ENOMEM || errno == EMFILE || errno == ENFILE; // by the system, and the files may be fine
+    if (keys == NULL) return detail_fail(refused ? pcclInternalError : pcclInvalidArgument, "%s", reason);
     pcclResult_t code = check_party(keys, named, party);
     if (code == pcclSuccess)
         *out = keys;

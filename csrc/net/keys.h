@@ -77,7 +77,8 @@ struct keys_secret {
     uint8_t bytes[KEYS_SECRET_BYTES];
 };
 
-// Reads a file that `pccl keys` wrote. NULL, and why in `reason`: what is wrong with the file, and what to do.
+// Reads a file that `pccl keys` wrote. NULL, and why in `reason`: what is wrong with the file, and what to do. errno
+// says so where the system refused memory or descriptors, as for keys_load_certificate.
 struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]);
 // The same for a certificate, its private key and the authorities that are trusted, each a file in PEM. The files are
 // read again when they have changed.

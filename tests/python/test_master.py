@@ -1,9 +1,11 @@
 """MasterNode, and the master as a program: ports, ends, exit status."""
 
 import contextlib
+import errno
 import gc
 import os
 import re
+import resource
 import signal
 import socket
 import string
@@ -436,6 +438,16 @@ def test_the_program_says_so():
     assert "do not contain 127.0.0.1:5003" in errors
 
 
+def test_keys_that_cannot_be_read_say_nothing_of_the_port(tmp_path):
+    keys = str(tmp_path / os.strerror(errno.EACCES))  # named like the reason for which a low port is refused
+    for program in (["-m", "pccl.master"], ["-c", WITHOUT_NATIVE]):
+        process = start(*program, "--listen", "127.0.0.1:80", "--keys", keys)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert keys in err
+        assert "needs root" not in err
+
+
 @pytest.mark.parametrize("option", ["--keys", "--cert"])
 def test_bad_files_of_keys_are_wrong_options(tmp_path, option):
     (tmp_path / "bad").touch(mode=0o600)
@@ -447,6 +459,18 @@ def test_bad_files_of_keys_are_wrong_options(tmp_path, option):
     assert [process.returncode for process in ended] == [2, 2]
     [(_, err)] = said
     assert f"in {tmp_path / 'bad'}: " in err
+
+
+def test_keys_for_which_there_is_no_descriptor_are_no_wrong_options(tmp_path):
+    subprocess.run([sys.executable, "-m", "pccl", "keys", str(tmp_path / "run")], check=True, capture_output=True)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(PCCLError, match="Too many open files") as caught:
+            MasterNode("127.0.0.1:0", keys=str(tmp_path / "run.master")).run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert caught.value.result is Result.INTERNAL_ERROR
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
