@@ -45,8 +45,8 @@ static bool say_beats(struct engine *engine, bool near) {
 
 // Keeps the windows of lanes to far members: the kernel resets the window of a connection that sends nothing for longer
 // than its time-out. A lane that has carried bulk, and may carry more, sends a heartbeat when it was quiet between two
-// looks: within an op, and from one op to the next. It does not ask whether the rate control has measured
-// the lane, because bulk that is gone within PACE_TICK_MS of a reading is not measured.
+// looks: within an op, and from one op to the next. It need not have been measured by the rate control, because
+// bulk that is gone within PACE_TICK_MS of a reading is not measured.
 static void keep_windows(struct engine *engine) {
     struct lanes *all = engine->lanes;
     engine_lock(engine);

@@ -86,7 +86,7 @@ struct lane {
     struct failure_detector detector;
     struct pace pace;
     uint64_t looked_sent; // thread: detector.sent at the last look
-    bool carried;         // thread: a frame of a large transfer was sent
+    bool carried;         // thread: a frame of a large transfer was begun
     struct {
         struct gauge gauge; // lock
         uint64_t sent;

@@ -334,6 +334,7 @@ static size_t lane_write(struct lane *lane) {
         lane_push(lane, work);
     else if (lane->sending == NULL)
         lane->sending = work != NULL ? work : pop(&lane->queue);
+    lane->carried |= lane->sending != NULL && (lane->sending->op != NULL || lane->sending->service);
     struct frame *finished = lane->writable && lane->sending != NULL && send_frame(lane) ? lane->sending : NULL;
     if (finished != NULL) lane->sending = NULL;
     if (direct) lanes_unlock(all);
@@ -343,7 +344,6 @@ static size_t lane_write(struct lane *lane) {
     // The kernel would take up to 64 KiB more than it was told to, which is much for a slow connection.
     if (!direct && lane->pace.far && !transport_has_room(lane->stream)) lane->writable = false;
 
-    lane->carried |= finished->op != NULL || finished->service;
     size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
     if (finished->fence != 0) device_unmap(finished->device, finished->payload);
     if (finished->op != NULL) all->events->sent(all->context, finished);
