@@ -43,6 +43,7 @@ enum {
     FIRST_DESCRIPTOR = 3,
     MOST_DESCRIPTORS = 1 << 16,
     PRIVILEGED_PORTS = 1024, // ports below need a privilege
+    MOST_ADDRESS = 272,      // a name and a port
     KEYS_BYTES = 3 * PATH_MAX,
     MOST_WORDS = 1 << 16, // bytes that a master in the background prints before it listens
 };
@@ -177,14 +178,17 @@ static pcclResult_t run(const struct options *options, bool *misused) {
 static void print_failure(const struct options *options, bool misused) {
     const char *detail = pccl_ext_detail();
     uint16_t port = options->address.port;
-    fprintf(stderr, "pccl master cannot listen on %s:%d: ", options->host, port);
+    char address[MOST_ADDRESS];
+    snprintf(address, sizeof address, "%s:%d", options->host, port);
     if (!misused && port > 0 && port < PRIVILEGED_PORTS && strstr(detail, strerror(EACCES)) != NULL)
         fprintf(stderr,
-                "Permission denied; a port below %d needs root or CAP_NET_BIND_SERVICE: choose a higher port, such as "
-                "%d\n",
-                PRIVILEGED_PORTS, CCOIP_PROTOCOL_PORT_MASTER);
+                "pccl master cannot listen on %s: Permission denied; a port below %d needs root or "
+                "CAP_NET_BIND_SERVICE: choose a higher port, such as %d\n",
+                address, PRIVILEGED_PORTS, CCOIP_PROTOCOL_PORT_MASTER);
+    else if (strstr(detail, address) != NULL)
+        fprintf(stderr, "pccl master cannot listen: %s\n", detail);
     else
-        fprintf(stderr, "%s\n", detail);
+        fprintf(stderr, "pccl master cannot listen on %s: %s\n", address, detail);
 }
 
 // Returns a descriptor that holds the folder of the job's own keys. -1: there is none, or it cannot be held. Its name

@@ -112,12 +112,17 @@ def serve(
             if os.read(ended, 1)[0] == signal.SIGTERM and choice == "detach":
                 master.detach()
     except (ValueError, AssertionError) as error:
-        print(f"pccl master cannot listen on {listen_address}: {error}", file=sys.stderr)
+        _print_failure(listen_address, str(error))
         return 2
     except PCCLError as error:
-        print(f"pccl master cannot listen on {listen_address}: {_why(error, listen_address)}", file=sys.stderr)
+        _print_failure(listen_address, _why(error, listen_address))
         return 1
     return 0
+
+
+def _print_failure(listen_address: str, why: str) -> None:
+    on = "" if listen_address in why else f" on {listen_address}"
+    print(f"pccl master cannot listen{on}: {why}", file=sys.stderr)
 
 
 def _why(error: PCCLError, listen_address: str) -> str:

@@ -156,7 +156,9 @@ def start_master(address: str, listed: str, deadline: Deadline, *, new: bool = F
         return str(error)
     finally:
         os.close(target)
-    said = begun.stdout.strip().removeprefix(f"pccl master cannot listen on {address}: ")
+    said = (
+        begun.stdout.strip().removeprefix(f"pccl master cannot listen on {address}: ").removeprefix("pccl master cannot listen: ")
+    )
     return "" if LISTENS in said else said or f"it ended without a word (status {begun.returncode})"
 
 

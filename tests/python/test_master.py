@@ -593,7 +593,7 @@ def test_both_say_the_same_of_an_address_in_use():
     assert [process.returncode for process in ended] == [1] * len(programs)
     [(out, err)] = said
     assert out == ""
-    assert f"pccl master cannot listen on {address}: the master's address, {address}, is in use" in err
+    assert f"pccl master cannot listen: the master's address, {address}, is in use" in err
 
 
 def test_a_master_starts_without_costly_modules():
