@@ -167,7 +167,7 @@ const char *master_link_note(struct master_link *m, const char *answer) {
 
 const char *master_link_note_refusal(struct master_link *m, const char *text) {
     if (!m->seeking || m->refusal[0] == 0) return text;
-    // Where both are long, each gets a half.
+    // Each of the two gets a half if both are long.
     size_t room = sizeof m->answers - sizeof "; ", half = room / 2;
     size_t said = strlen(text), refused = strlen(m->refusal);
     if (said + refused > room) {
@@ -178,7 +178,7 @@ const char *master_link_note_refusal(struct master_link *m, const char *text) {
     return m->answers;
 }
 
-// What the dialled master was refused for before no longer holds.
+// Forgets the refusal of the master that is dialled: it no longer holds.
 static void forget_refusal(struct master_link *m) {
     if (m->refuser == m->seek.at) m->refusal[0] = 0;
 }
@@ -187,7 +187,7 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
     char address[MASTER_LINK_ADDRESS], text[MASTER_LINK_TEXT];
     snprintf(text, sizeof text, "%s %s: %s", what, master_link_address(m, address), transport_why(m->stream, error));
     leave(m, false);
-    bool refused = m->seeking && transport_refused(-error) && error != ECONNABORTED; // that end may be of its death
+    bool refused = m->seeking && transport_refused(-error) && error != ECONNABORTED; // the latter may be dying
     if (!m->seeking)
         master_link_note(m, text);
     else
