@@ -30,8 +30,10 @@ const char *key_file_read(const char *path, bool secret, char *text, size_t capa
     descriptor_begin();
     int fd = descriptor_end(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     text[0] = '\0';
-    if (fd < 0) errno = -fd;
-    if (fd < 0) return strerror(errno);
+    if (fd < 0) {
+        errno = -fd;
+        return strerror(errno);
+    }
     struct stat status;
     const char *problem = fstat(fd, &status) != 0 ? strerror(errno) : access_problem(&status, secret, capacity);
     size_t length = 0;
