@@ -113,6 +113,7 @@ class Trial:
     def round(self, way: str) -> None:
         """One or two are lost, and as many join."""
         kills, self.lost_now = self.kills, 0
+        self.settled.clear()  # all who live hear of a change: what they had settled on before may be the same size and step
         self._round(way)
         self.wait_for_all()
         if self.kills > kills:
