@@ -142,7 +142,7 @@ class Board:
         self._token = place.token
         try:
             self._store.set(_place_key(self.rank), json.dumps(asdict(place)))
-            attempt = self._lead(place) if self.rank == 0 else self._follow(place)
+            attempt = self._lead(place) if self.rank == 0 else self._follow()
         except RuntimeError as error:  # DistStoreError and DistNetworkError
             if isinstance(error, BootstrapError):
                 raise
@@ -173,13 +173,13 @@ class Board:
                 return attempt
         raise BootstrapError(self._missing("place", None))
 
-    def _follow(self, own: Place) -> dict[str, Any]:
+    def _follow(self) -> dict[str, Any]:
         """At other ranks: takes part in the attempts that rank 0 names, until one begins."""
         self._wait([_ATTEMPT_KEY], self._not_met)
         name = ""
         for _ in self._pauses(self._not_met):
             attempt = json.loads(self._store.get(_ATTEMPT_KEY))
-            if own.token in (_read(text).token for text in attempt["places"]):
+            if self._is_in(attempt):
                 if attempt["problem"]:
                     raise BootstrapError(attempt["problem"])
                 if name != attempt["name"]:
@@ -188,6 +188,9 @@ class Board:
                 if self._store.check([_key(name, "all", 0)]):
                     return dict(attempt)
         raise BootstrapError(self._missing("place", None))
+
+    def _is_in(self, attempt: dict[str, Any]) -> bool:
+        return self._token in (_read(text).token for text in attempt["places"])
 
     def _wait(self, keys: list[str], waits_for: Callable[[], str]) -> None:
         """Waits until the store has the keys; logs after 10 s whom it waits for. RuntimeError: it has not, or is lost.
@@ -267,12 +270,15 @@ class Board:
             )
         away = self._away()
         if away:
-            return f"{listed_ranks(away, self.world_size)} not called init_process_group"
+            return self._not_called(away)
         if self._store.check([_DOUBT_KEY]):
             doubt = json.loads(self._store.get(_DOUBT_KEY))
-            if doubt["problem"] and self._token in (_read(text).token for text in doubt["places"]):
+            if doubt["problem"] and self._is_in(doubt):
                 return str(doubt["problem"])
         return "all ranks have called init_process_group, but not all have met"
+
+    def _not_called(self, away: Sequence[int]) -> str:
+        return f"{listed_ranks(away, self.world_size)} not called init_process_group"
 
     def _away(self) -> list[int]:
         return [rank for rank in range(self.world_size) if not self._store.check([_place_key(rank)])]
@@ -291,8 +297,7 @@ class Board:
             return _disagree(self.world_size, self.rank, min(others), "others")
         if not away:
             return f"rank {self.rank} has waited {limit} for the other ranks, which have ended or hang: see what the others print"
-        text = f"{listed_ranks(away, self.world_size)} not called init_process_group"
-        return f"after {limit}, {text}: start them, or give all ranks a smaller world size"
+        return f"after {limit}, {self._not_called(away)}: start them, or give all ranks a smaller world size"
 
 
 def listed_ranks(ranks: Sequence[int], world_size: int) -> str:

@@ -77,8 +77,11 @@ def address_of(tensor: torch.Tensor | None) -> int:
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Returns whether the bytes from the first to the last element of two dense tensors meet."""
-    (first, end), (second, other_end) = _range(one), _range(other)
-    return first < other_end and second < end
+    return _meet(_range(one), _range(other))
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
@@ -93,11 +96,11 @@ def apart(sources: Sequence[torch.Tensor], outputs: Sequence[Sequence[torch.Tens
     """Returns the inputs of a batch of calls, with a copy of each that an output of another call overlaps."""
     if len(sources) == 1:
         return sources
-    ranges = [(call, *_range(output)) for call, results in enumerate(outputs) for output in results]
+    ranges = [(call, _range(output)) for call, results in enumerate(outputs) for output in results]
 
     def overwritten(own: int, source: torch.Tensor) -> bool:
-        begin, end = _range(source)
-        return any(first < end and begin < last for call, first, last in ranges if call != own)
+        read = _range(source)
+        return any(_meet(read, written) for call, written in ranges if call != own)
 
     return [source.clone() if overwritten(own, source) else source for own, source in enumerate(sources)]
 
