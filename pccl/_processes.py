@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
@@ -42,7 +41,7 @@ def python(code: str, *arguments: str) -> list[str]:
     The standard library comes first: a program may have files of its own beside it, such as queue.py.
     """
     start = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1))"
-    library = sysconfig.get_path("stdlib")
+    library = os.path.dirname(os.__file__)
     first = library, os.path.join(library, "lib-dynload")
     path = sorted((place for place in sys.path if isinstance(place, str)), key=lambda place: place not in first)
     return [sys.executable, "-P", "-c", f"{start}; {code}", json.dumps(path), *arguments]

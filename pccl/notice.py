@@ -29,6 +29,8 @@ _log = logging.getLogger("pccl")
 SAME_NOTICE_SECONDS = 2.0
 """Signals within them are of one notice."""
 
+LOOK_SECONDS = 1.0
+"""After them a wait looks again. Another one wakes it, unless an exception ends that one first."""
 
 T = TypeVar("T")
 
@@ -38,8 +40,6 @@ class _Once(Generic[T]):
 
     A handler may interrupt whoever holds a lock, that of an Event included. So each change is one call that never blocks.
     """
-
-    LOOK_SECONDS = 1.0
 
     def __init__(self) -> None:
         self._values: dict[str, list[T]] = {}
@@ -67,7 +67,7 @@ class _Once(Generic[T]):
         until = math.inf if timeout is None else time.monotonic() + timeout
         while not self:
             left = until - time.monotonic()
-            if self._unset.acquire(timeout=min(max(left, 0), _Once.LOOK_SECONDS)):
+            if self._unset.acquire(timeout=min(max(left, 0), LOOK_SECONDS)):
                 self._unset.release()  # for the next one that waits; it looks again if an exception comes before this line
             elif left <= 0:
                 break
