@@ -96,7 +96,7 @@ class Batches:
 
     def described(self) -> dict[str, Any]:
         """Returns what a process needs to repeat the iterator: the batches so far, and the generators at the beginning."""
-        return {"count": self.count, "random": self._random, "generators": self._states}
+        return {"count": self.count, "is_open": self.is_open, "random": self._random, "generators": self._states}
 
     def repeat(self, record: dict[str, Any] | None, alike: Collection[str]) -> None:
         """Begins again as the members did. The batches so far stay as they are."""

@@ -140,7 +140,7 @@ class Replay:
         return begun
 
     def _record(self, key: tuple[int, int]) -> dict[str, Any] | None:
-        """What the members told of the iterator with this number of the loader with this number, if it is open there."""
+        """What the members told of the iterator with this number of the loader with this number, if they still have it."""
         if self._target is None:
             return None
         found: dict[str, Any] | None = next((one for *other, one in self._told["loaders"] if tuple(other) == key), None)
@@ -187,9 +187,9 @@ class Replay:
         return result
 
     def _compared(self) -> list[str]:
-        """Returns the names of the random generators that all ranks have alike; "loaders" are those of the open loaders."""
+        """Returns the names of the random generators that all ranks have alike; "loaders" are those of the loaders."""
         states: dict[str, Any] = dict.fromkeys(("torch", "python", "numpy", "cuda")) | random_states()
-        states["loaders"] = [one.described()["generators"] for _, one in sorted(self._begun.items()) if one.is_open]
+        states["loaders"] = [one.described()["generators"] for _, one in sorted(self._begun.items())]
         digests = [int.from_bytes(hashlib.sha256(bytes(encode(one))).digest()[:7], "little") for one in states.values()]
         limits = torch.tensor([digests, [-one for one in digests]])
         dist.all_reduce(limits, dist.ReduceOp.MAX)
@@ -250,7 +250,7 @@ class Replay:
             self._load_scaler(scaler, state)
         set_random_states(self._told["random"], self._told["alike"])
         opened = {key for key, begun in self._begun.items() if begun.is_open}
-        if opened != {tuple(key) for *key, _ in self._told["loaders"]}:
+        if opened != {tuple(key) for *key, one in self._told["loaders"] if one["is_open"]}:
             _log.warning("other loaders are open here than at the others: the order of samples may be another one")
         self._target = None
         self._told, self._before = {}, ([], [], [])
@@ -266,7 +266,8 @@ class Replay:
             "steps": self.steps,
             "alike": self._alike,
             "random": random_states(),
-            "loaders": [[*key, one.described()] for key, one in sorted(self._begun.items()) if one.is_open],
+            # ended ones, too: a wrapper that fetches in advance hands out their last batch after their end
+            "loaders": [[*key, one.described()] for key, one in sorted(self._begun.items())],
             "schedules": [one.state_dict() for one in _living(self._schedules)],
             "gradients": self._pending(),
             "scalers": [self._scaler_state(one) for one in _living(self._scalers)],

@@ -25,8 +25,7 @@ from pccl.integrations import _replay
 
 preload(__name__)
 
-RANKS, BATCH, STEPS = 3, 4, 16
-ROWS = RANKS * BATCH * STEPS
+RANKS, BATCH = 3, 4
 FIXED = {"PCCL_MEMBERSHIP": "fixed"}
 
 
@@ -79,14 +78,15 @@ class Net(nn.Module):
         return {"out": self.layers(rows)}
 
 
-def script(log: str, workers: int, accumulate: int, seeds_by_rank: bool, two: bool, die_at: int) -> int:
+def script(log: str, length: int, workers: int, accumulate: int, seeds_by_rank: bool, two: bool, die_at: int) -> int:
     """What a user writes. It ends after the epoch in which a file "enough" is there. Returns the epochs.
 
-    `two`: another optimizer steps with gradients of the same backward passes, and newcomers come between the two.
+    `length`: batches of a rank in an epoch. `two`: another optimizer steps with gradients of the same backward passes, and
+    newcomers come between the two.
     """
     ends = Path(log).parent / "enough"
     torch.manual_seed(dist.get_rank() if seeds_by_rank else 7)
-    rows = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(RANKS * BATCH * length, 8, generator=torch.Generator().manual_seed(0))
     model = DistributedDataParallel(Net())
     *body, weight, bias = model.parameters()
     optimizer = torch.optim.Adam(body if two else [*body, weight, bias], lr=0.01)
@@ -190,19 +190,24 @@ def wait_for(folder: Path, rank: int, after: int, epochs: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("victim", "workers", "accumulate", "by_rank", "two"), [(1, 0, 1, True, True), (0, 1, 2, False, False)])
-def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, workers, accumulate, by_rank, two):
+@pytest.mark.parametrize(
+    ("victim", "length", "workers", "accumulate", "by_rank", "two"),
+    # with one batch the loader has always ended when its batch is trained on
+    [(1, 16, 0, 1, True, True), (0, 16, 1, 2, False, False), (2, 1, 0, 1, False, True)],
+)
+def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, length, workers, accumulate, by_rank, two):
+    how = length, workers, accumulate, by_rank, two
     with Job(tmp_path, environment=FIXED, role=Unmodified) as job:
         members = job.start(RANKS)
         masters = job.masters()
         for rank, member in enumerate(members):
-            member.tell("run", workers, accumulate, by_rank, two, 11 if rank == victim else 0)
+            member.tell("run", *how, 11 if rank == victim else 0)
         assert members[victim].answer() is None
         if by_rank:  # a first replacement dies while it catches up, and the others go on
             dying = job.join(masters, RANK=str(victim), WORLD_SIZE=str(RANKS))
-            assert dying.ask("run", workers, accumulate, by_rank, two, 5) is None
+            assert dying.ask("run", *how, 5) is None
         members[victim] = job.join(masters, RANK=str(victim), WORLD_SIZE=str(RANKS))
-        members[victim].tell("run", workers, accumulate, by_rank, two, 0)
+        members[victim].tell("run", *how, 0)
         wait_for(tmp_path, victim, 11, 3)
         (tmp_path / "enough").touch()
         epochs = {member.answer() for member in members}
@@ -211,7 +216,7 @@ def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, workers
     for one in lines_of(tmp_path):
         steps.setdefault(tuple(one["at"]), {})[one["rank"]] = one
     replaced = [at for at, ranks in steps.items() if victim in ranks and at[2] > 11]
-    assert len(replaced) >= 2 * STEPS
+    assert len(replaced) >= 2 * length
     assert {at for at in steps if at >= replaced[0]} == set(replaced), "the replacement has missed a step"
     for at, ranks in steps.items():
         assert len({one["digest"] for one in ranks.values()}) == 1, at
@@ -225,4 +230,4 @@ def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, workers
         assert (steps[at][victim]["random"] == donor["random"]) is not by_rank, at
     for epoch in range(replaced[0][0] + 1, replaced[-1][0] + 1):
         read = [index for at, ranks in steps.items() if at[0] == epoch for one in ranks.values() for index in one["indices"]]
-        assert sorted(read) == list(range(ROWS)), epoch
+        assert sorted(read) == list(range(RANKS * BATCH * length)), epoch
