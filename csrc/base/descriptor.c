@@ -2,6 +2,7 @@
 #include "base/descriptor.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -39,7 +40,16 @@ void descriptor_begin(void) {
     pthread_mutex_lock(&lock);
 }
 
+// Who writes to a standard stream that the program has closed must not write into a connection.
+static int above_standard_streams(int opened) {
+    int moved = fcntl(opened, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
+    close(opened);
+    errno = error;
+    return moved;
+}
+
 int descriptor_end(int opened) {
+    if (opened >= 0 && opened <= STDERR_FILENO) opened = above_standard_streams(opened);
     int error = opened < 0 ? errno : opened >= DESCRIPTORS_MAX ? EMFILE : watch_error;
     if (error == 0) {
         int word = opened / WORD_BITS;

@@ -18,7 +18,7 @@
 
 enum { DESCRIPTORS_MAX = 1 << 20 }; // a higher descriptor is refused like one too many: -EMFILE
 
-// Each returns a descriptor or -errno; accepted sockets and epoll sets do not block.
+// Each returns a descriptor above those of the standard streams, or -errno; accepted sockets and epoll sets do not block.
 int descriptor_socket(int family, int type, int protocol);
 int descriptor_accept(int listener, struct sockaddr *from, socklen_t *length);
 int descriptor_epoll(void);
@@ -30,8 +30,8 @@ ssize_t descriptor_receive(int socket, void *bytes, size_t room, int *shared);
 ssize_t descriptor_deliver(int socket, const void *bytes, size_t length, int shared);
 
 // For any other call that opens a descriptor: between the two comes that call, which must not block nor call anything
-// of this header. `opened` is the new descriptor, with close-on-exec set, or -1, and errno tells why. Returns it or
-// -errno.
+// of this header. `opened` is the new descriptor, with close-on-exec set, or -1, and errno tells why. Returns it, or a
+// higher one in its place, or -errno.
 void descriptor_begin(void);
 int descriptor_end(int opened);
 

@@ -102,6 +102,25 @@ static void test_a_child_has_none(void) {
     close(foreign);
 }
 
+// What somebody prints in a program that has closed its standard streams must reach no connection.
+static int numbers_without_standard_streams(void) {
+    for (int fd = 0; fd <= STDERR_FILENO; fd++) close(fd);
+    struct pair pair = pair_open();
+    int fds[KINDS] = {pair.listener, pair.dialed, pair.accepted, descriptor_epoll(), wake_open(), open_other()};
+    for (int i = 0; i < KINDS; i++)
+        if (fds[i] <= STDERR_FILENO || !closes_on_exec(fds[i])) return 10 + i;
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (is_open(fd)) return 1;
+    return speaks(&pair) ? 0 : 2;
+}
+
+static void test_standard_streams_stay_closed(void) {
+    pid_t child = fork();
+    if (child == 0) _exit(numbers_without_standard_streams());
+    REQUIRE(child > 0);
+    CHECK_EQ(status_of(child), 0);
+}
+
 // The child of a process that is killed goes on; the other end hears of the death all the same.
 static void test_a_death_shows_though_a_child_lives(void) {
     struct wire_address from, any = {.family = 4, .bytes = {127, 0, 0, 1}};
@@ -201,6 +220,7 @@ static void test_forks_beside_threads(void) {
 
 int main(void) {
     test_a_child_has_none();
+    test_standard_streams_stay_closed();
     test_a_death_shows_though_a_child_lives();
     test_what_is_closed_has_ended();
     test_what_is_refused();
