@@ -61,8 +61,8 @@ static int open_all(struct master *master, const struct master_options *options)
     if (master->poller < 0) return master->poller;
     int error = transport_listener_open_all(master->listeners, master->addresses, master->address_count);
     if (error != 0) return error;
-    transport_listener_open(&master->listeners[MASTER_LOCAL],
-                            rendezvous_listen_master(master_port(master))); // else counts only here
+    for (uint32_t i = 0; i < master->address_count; i++) // without them, it tells this host counts only
+        transport_listener_open(&master->listeners[MASTER_LOCAL + i], rendezvous_listen_master(&master->addresses[i]));
     struct epoll_event woken = {.events = EPOLLIN, .data.u64 = MASTER_TOKEN_WAKE};
     if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
     master->now_ns = platform_now_ns();

@@ -25,8 +25,8 @@ void master_conn_close(struct master *master, struct conn *conn) {
     if (conn->back != NULL) master_conn_forget_dials(master, conn);
     if (conn->question != NULL) conn->question->open--;
     transport_free(conn->stream);
-    conn_in_fini(&conn->in);
-    conn_out_fini(&conn->out);
+    wire_buffer_fini(&conn->in.bytes);
+    wire_buffer_fini(&conn->out.bytes);
     master_conn_set(master, conn, CONN_UNUSED);
     *conn = (struct conn){0};
 }

@@ -18,8 +18,8 @@
 
 enum {
     MASTER_CHUNK_BYTES = 64 * 1024,    // read from one connection before the others have their turn
-    MASTER_LOCAL = MASTER_MAX_LISTENS, // the listener for this host and user, behind those of its addresses
-    MASTER_LISTENERS,
+    MASTER_LOCAL = MASTER_MAX_LISTENS, // the first listener for this host and user: one for each address, behind it
+    MASTER_LISTENERS = 2 * MASTER_MAX_LISTENS,
     MASTER_TOKEN_LISTENER = ACTIONS_MAX_CONNS,
     MASTER_TOKEN_WAKE = MASTER_TOKEN_LISTENER + MASTER_LISTENERS,
     MASTER_EVENTS, // all at once, so that a tick comes after everything that has arrived

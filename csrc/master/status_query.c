@@ -99,8 +99,8 @@ static int carry_on(struct status_query *query, enum wire_type answer, int64_t d
 }
 
 static void end(struct status_query *query) {
-    conn_in_fini(&query->in);
-    conn_out_fini(&query->out);
+    wire_buffer_fini(&query->in.bytes);
+    wire_buffer_fini(&query->out.bytes);
     transport_free(query->stream);
 }
 

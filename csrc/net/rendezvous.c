@@ -22,18 +22,20 @@ enum {
     MASTER_BACKLOG = 64,
 };
 
-// ---- the socket of a master ----
+// ---- the sockets of a master ----
 
 // The first byte of the path is 0: abstract.
-static socklen_t master_name(struct sockaddr_un *out, uint16_t port) {
+static socklen_t master_name(struct sockaddr_un *out, const struct wire_address *master) {
+    char address[64];
+    socket_address_format(address, sizeof address, master);
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
-    int length = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "pccl-master-%u", port);
+    int length = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "pccl-master-%s", address);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-int rendezvous_listen_master(uint16_t port) {
+int rendezvous_listen_master(const struct wire_address *master) {
     struct sockaddr_un name;
-    socklen_t length = master_name(&name, port);
+    socklen_t length = master_name(&name, master);
     int fd = descriptor_socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
     if (fd < 0 || (bind(fd, (struct sockaddr *)&name, length) == 0 && listen(fd, MASTER_BACKLOG) == 0)) return fd;
     int error = errno;
@@ -41,28 +43,28 @@ int rendezvous_listen_master(uint16_t port) {
     return -error;
 }
 
-// Only addresses of this host can be bound.
-static bool is_of_host(const struct wire_address *address) {
-    struct wire_address any_port = *address;
-    struct sockaddr_storage to;
-    any_port.port = 0;
-    socklen_t length = socket_address_to_sockaddr(&to, &any_port);
-    int fd = descriptor_socket(to.ss_family, SOCK_DGRAM, 0);
-    bool own = fd >= 0 && bind(fd, (struct sockaddr *)&to, length) == 0;
-    descriptor_close(fd);
-    return own;
-}
-
-int rendezvous_dial_master(const struct wire_address *master) {
+static int dial_master(const struct wire_address *master) {
     struct sockaddr_un name;
-    socklen_t length = master_name(&name, master->port);
-    if (!is_of_host(master)) return -EHOSTUNREACH;
+    socklen_t length = master_name(&name, master);
     int fd = descriptor_socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
     if (fd < 0) return fd;
     int error = connect(fd, (struct sockaddr *)&name, length) != 0 ? errno : socket_is_of_user(fd) ? 0 : EACCES;
     if (error == 0) return fd;
     descriptor_close(fd);
     return -error;
+}
+
+int rendezvous_dial_master(const struct wire_address *master) {
+    struct wire_address at = *master;
+    bool any = socket_address_is_any(master);
+    if (any) at.bytes[at.family == 6 ? 15 : 3] = 1; // the kernel takes loopback
+    if (any && at.family == 4) at.bytes[0] = 127;
+    int fd = dial_master(&at);
+    if (fd >= 0 || !socket_address_is_within_host(&at)) return fd;
+    // It may listen at a wildcard; that of IPv6 takes IPv4, too.
+    memset(at.bytes, 0, sizeof at.bytes);
+    for (; fd < 0 && at.family <= 6; at.family = (uint8_t)(at.family + 2)) fd = dial_master(&at);
+    return fd;
 }
 
 // ---- the socket of an engine ----
@@ -76,19 +78,12 @@ struct rendezvous {
     int callers[CALLERS_MAX]; // connections, the oldest first
 };
 
-static const char prefix[] = "pccl-";
-
 // The namespace of such names is that of the network, as that of the links' addresses.
 static socklen_t address_of(struct sockaddr_un *out, const uint8_t name[RENDEZVOUS_NAME_BYTES]) {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX}; // the first byte of the path is 0: abstract
-    char *at = out->sun_path + 1;
-    memcpy(at, prefix, sizeof prefix - 1);
-    at += sizeof prefix - 1;
-    static const char digits[] = "0123456789abcdef"; // the kernel prints names as they are, in /proc/net/unix
-    for (int i = 0; i < RENDEZVOUS_NAME_BYTES; i++) {
-        *at++ = digits[name[i] >> 4];
-        *at++ = digits[name[i] & 15];
-    }
+    char *at = mempcpy(out->sun_path + 1, "pccl-", 5);
+    // Digits, since the kernel prints names as they are, in /proc/net/unix.
+    for (int i = 0; i < RENDEZVOUS_NAME_BYTES; i++, at += 2) snprintf(at, 3, "%02x", name[i]);
     return (socklen_t)(at - (char *)out);
 }
 

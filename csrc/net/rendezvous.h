@@ -10,11 +10,12 @@
 
 #include "net/wire.h"
 
-// ---- the socket of a master ----
-// Its name is that of the master's TCP port, in the abstract namespace of the network namespace.
+// ---- the sockets of a master ----
+// Each is named after a TCP address of the master, since the same port of another address may be another master's. The
+// names are in the abstract namespace of the network namespace.
 
-// Returns a listening socket for the master at this TCP port, or -errno.
-int rendezvous_listen_master(uint16_t port);
+// Returns a listening socket for the master at this TCP address, or -errno.
+int rendezvous_listen_master(const struct wire_address *master);
 // Connects to the socket of the master at this address, at once. Returns the socket, or -errno: the address is not of
 // this host, there is no such socket, or it is of another user.
 int rendezvous_dial_master(const struct wire_address *master);

@@ -36,18 +36,13 @@ bool socket_address_from_sockaddr(struct wire_address *out, const struct sockadd
         address.port = ntohs(v4->sin_port);
     } else if (in->sa_family == AF_INET6) {
         const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)in;
+        address.family = 6;
         address.port = ntohs(v6->sin6_port);
-        if (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
-            address.family = 4;
-            memcpy(address.bytes, (const uint8_t *)&v6->sin6_addr + 12, 4);
-        } else {
-            address.family = 6;
-            memcpy(address.bytes, &v6->sin6_addr, 16);
-        }
+        memcpy(address.bytes, &v6->sin6_addr, 16);
     } else {
         return false;
     }
-    *out = address;
+    *out = socket_address_unmapped(address);
     return true;
 }
 
@@ -166,9 +161,8 @@ bool socket_within_host(int fd) {
            (socket_address_is_loopback(&local) && socket_address_is_loopback(&remote));
 }
 
-// Whether a connection to `address` would come from the same one. Connecting a datagram socket asks the routes and
-// sends nothing.
-static bool is_within_host(const struct wire_address *address) {
+// Connecting a datagram socket asks the routes and sends nothing.
+bool socket_address_is_within_host(const struct wire_address *address) {
     if (socket_address_is_loopback(address)) return true;
     struct sockaddr_storage to;
     socklen_t length = socket_address_to_sockaddr(&to, address);
@@ -203,6 +197,12 @@ static void choose_for_accepted(int fd) {
 }
 
 // ---- connections ----
+
+static int give_up(int fd, int error) {
+    descriptor_close(fd);
+    return -error;
+}
+
 int socket_listen(const struct wire_address *address) {
     int fd = open_socket(address);
     if (fd < 0) return fd;
@@ -211,12 +211,7 @@ int socket_listen(const struct wire_address *address) {
     if (address->family == 6) set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, !socket_address_is_any(address));
     struct sockaddr_storage to;
     socklen_t length = socket_address_to_sockaddr(&to, address);
-    if (bind(fd, (struct sockaddr *)&to, length) != 0 || listen(fd, BACKLOG) != 0) {
-        int error = errno;
-        descriptor_close(fd);
-        return -error;
-    }
-    return fd;
+    return bind(fd, (struct sockaddr *)&to, length) == 0 && listen(fd, BACKLOG) == 0 ? fd : give_up(fd, errno);
 }
 
 int socket_listen_from(const struct wire_address *address, uint16_t first, uint16_t *port) {
@@ -249,10 +244,7 @@ int socket_accept(int listener, struct wire_address *from) {
         *from = (struct wire_address){0};
         return fd;
     }
-    if (!socket_address_from_sockaddr(from, (struct sockaddr *)&source)) {
-        descriptor_close(fd);
-        return -EAFNOSUPPORT;
-    }
+    if (!socket_address_from_sockaddr(from, (struct sockaddr *)&source)) return give_up(fd, EAFNOSUPPORT);
     set_connection_options(fd);
     choose_for_accepted(fd);
     return fd;
@@ -268,27 +260,17 @@ static bool bind_to_card(int fd, const struct card *card) {
     return bind(fd, (struct sockaddr *)&from, length) == 0;
 }
 
-int socket_dial(const struct wire_address *address) { return socket_dial_from(NULL, address); }
-
 int socket_dial_from(const struct card *card, const struct wire_address *address) {
     int fd = open_socket(address);
     if (fd < 0) return fd;
     set_connection_options(fd);
-    bool within = is_within_host(address);
+    bool within = socket_address_is_within_host(address);
     if (within) set_congestion(fd, within_host);
-    if (card != NULL && !within && (card->address.family != address->family || !bind_to_card(fd, card))) {
-        int error = card->address.family != address->family ? EAFNOSUPPORT : errno;
-        descriptor_close(fd);
-        return -error;
-    }
+    if (card != NULL && !within && (card->address.family != address->family || !bind_to_card(fd, card)))
+        return give_up(fd, card->address.family != address->family ? EAFNOSUPPORT : errno);
     struct sockaddr_storage to;
     socklen_t length = socket_address_to_sockaddr(&to, address);
-    if (connect(fd, (struct sockaddr *)&to, length) != 0 && errno != EINPROGRESS) {
-        int error = errno;
-        descriptor_close(fd);
-        return -error;
-    }
-    return fd;
+    return connect(fd, (struct sockaddr *)&to, length) == 0 || errno == EINPROGRESS ? fd : give_up(fd, errno);
 }
 
 int socket_connect_result(int fd) {

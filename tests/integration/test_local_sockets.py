@@ -4,6 +4,7 @@ import re
 import socket
 import struct
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from frame_numbers import TYPES, hello_body
@@ -11,6 +12,8 @@ from peers import PATIENCE
 
 import pccl
 from pccl import _keys
+from pccl._address import parse_endpoint
+from pccl._diagnosis import diagnose_run
 
 HEADER = struct.Struct("<I2sHQQQ")
 HELLO = hello_body(bytes(range(16)), 40000)
@@ -31,7 +34,7 @@ def said_locally(port: int, said: bytes) -> bytes:
     """Returns what the master's local socket answers before the connection ends."""
     with socket.socket(socket.AF_UNIX) as stream:
         stream.settimeout(PATIENCE)
-        stream.connect(f"\0pccl-master-{port}")
+        stream.connect(f"\0pccl-master-127.0.0.1:{port}")
         stream.sendall(said)
         heard = b""
         try:
@@ -57,3 +60,22 @@ def test_the_masters_local_socket_carries_questions_alone(tmp_path, with_keys):
         with pccl.Communicator(f"127.0.0.1:{master.port}", keys=peers) as comm:
             comm.connect(timeout=PATIENCE)
             assert comm.world_size == 1
+
+
+def members_at(host: str, port: int) -> list[UUID]:
+    return [member.uuid for member in diagnose_run(parse_endpoint(f"{host}:{port}")).members]
+
+
+def test_the_same_port_of_another_address_is_another_master():
+    with pccl.MasterNode("127.0.0.1:0") as one, pccl.MasterNode(f"127.0.0.2:{one.port}"):
+        with pccl.Communicator(f"127.0.0.2:{one.port}") as comm:
+            comm.connect(timeout=PATIENCE)
+            assert members_at("127.0.0.2", one.port) == [comm.uuid]
+            assert members_at("127.0.0.1", one.port) == []
+
+
+@pytest.mark.parametrize("asked", ["127.0.0.1", "127.0.0.3", "0.0.0.0"])
+def test_a_master_at_a_wildcard_knows_its_user(asked):
+    with pccl.MasterNode("0.0.0.0:0", insecure=True) as master, pccl.Communicator(f"127.0.0.1:{master.port}") as comm:
+        comm.connect(timeout=PATIENCE)
+        assert members_at(asked, master.port) == [comm.uuid]
