@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    NAME_BYTES = 160,
+    RUN_BYTES = 160,             // of a run's name, in an error
     HANDSHAKE_BYTES = 256 << 10, // more than OpenSSL takes of one side
 };
 
@@ -55,72 +55,60 @@ static size_t run_of(const GENERAL_NAME *name, unsigned *role) {
     return 0;
 }
 
-// Whether both names have a role, and in one run.
-static bool same_run(const GENERAL_NAME *one, const GENERAL_NAME *other) {
-    unsigned role;
-    size_t run = run_of(one, &role);
-    return run > 0 && run_of(other, &role) == run &&
-           memcmp(ASN1_STRING_get0_data(one->d.uniformResourceIdentifier),
-                  ASN1_STRING_get0_data(other->d.uniformResourceIdentifier), run) == 0;
-}
+// What a certificate says of a run.
+struct claim {
+    const char *run; // NULL: it names none; lies in the certificate's names
+    size_t length;
+    unsigned roles;
+    bool others; // it names another run, too
+};
 
-// Returns the roles of `others` in the run of `own`, which judge_own has found to be one.
-static unsigned roles_in_run(const GENERAL_NAMES *own, const GENERAL_NAMES *others) {
-    unsigned roles = 0;
-    for (int i = 0; i < sk_GENERAL_NAME_num(others); i++) {
-        unsigned role = 0;
-        const GENERAL_NAME *other = sk_GENERAL_NAME_value(others, i);
-        run_of(other, &role);
-        for (int k = 0; k < sk_GENERAL_NAME_num(own); k++)
-            if (same_run(sk_GENERAL_NAME_value(own, k), other)) roles |= role;
-    }
-    return roles;
-}
+static int shown(const struct claim *claim) { return claim->length < RUN_BYTES ? (int)claim->length : RUN_BYTES; }
 
-bool certificate_names_two_runs(const X509 *certificate) {
-    GENERAL_NAMES *names = X509_get_ext_d2i(certificate, NID_subject_alt_name, NULL, NULL);
-    const GENERAL_NAME *first = NULL;
-    bool two = false;
+// Reads what a certificate says of this run; NULL: of the first one that it names.
+static struct claim claim_of(const GENERAL_NAMES *names, const struct claim *of) {
+    struct claim claim = {.run = of == NULL ? NULL : of->run, .length = of == NULL ? 0 : of->length};
     for (int i = 0; i < sk_GENERAL_NAME_num(names); i++) {
         unsigned role;
         const GENERAL_NAME *name = sk_GENERAL_NAME_value(names, i);
-        if (run_of(name, &role) == 0) continue;
-        if (first == NULL) first = name;
-        two = two || !same_run(first, name);
+        size_t length = run_of(name, &role);
+        if (length == 0) continue;
+        const char *run = (const char *)ASN1_STRING_get0_data(name->d.uniformResourceIdentifier);
+        if (claim.run == NULL) claim = (struct claim){.run = run, .length = length};
+        if (length == claim.length && memcmp(run, claim.run, length) == 0)
+            claim.roles |= role;
+        else
+            claim.others = true;
     }
+    return claim;
+}
+
+static GENERAL_NAMES *names_of(const X509 *certificate) {
+    return X509_get_ext_d2i(certificate, NID_subject_alt_name, NULL, NULL);
+}
+
+bool certificate_names_two_runs(const X509 *certificate) {
+    GENERAL_NAMES *names = names_of(certificate);
+    bool two = claim_of(names, NULL).others;
     GENERAL_NAMES_free(names);
     return two;
 }
 
-// Writes the first URI with a role, or "" if there is none.
-static void first_role(const GENERAL_NAMES *names, char out[NAME_BYTES]) {
-    unsigned role;
-    out[0] = '\0';
-    for (int i = 0; i < sk_GENERAL_NAME_num(names) && out[0] == '\0'; i++) {
-        const GENERAL_NAME *name = sk_GENERAL_NAME_value(names, i);
-        if (run_of(name, &role) == 0) continue;
-        const ASN1_STRING *uri = name->d.uniformResourceIdentifier;
-        snprintf(out, NAME_BYTES, "%.*s", ASN1_STRING_length(uri), (const char *)ASN1_STRING_get0_data(uri));
-    }
-}
-
 unsigned certificate_roles(const X509 *own, const X509 *other, char reason[KEYS_REASON_BYTES]) {
-    GENERAL_NAMES *mine = X509_get_ext_d2i(own, NID_subject_alt_name, NULL, NULL);
-    GENERAL_NAMES *others = X509_get_ext_d2i(other, NID_subject_alt_name, NULL, NULL);
-    unsigned roles = roles_in_run(mine, others);
-    char ours[NAME_BYTES], theirs[NAME_BYTES];
-    first_role(mine, ours);
-    first_role(others, theirs);
-    if (roles == 0 && theirs[0] == '\0')
+    GENERAL_NAMES *mine = names_of(own), *theirs = names_of(other);
+    struct claim ours = claim_of(mine, NULL), first = claim_of(theirs, NULL), same = ours;
+    if (ours.run != NULL) same = claim_of(theirs, &ours);
+    if (first.run == NULL)
         snprintf(reason, KEYS_REASON_BYTES,
                  "its certificate has no role: none of the URIs in its subject alternative names ends in /pccl/master "
                  "or /pccl/peer");
-    else if (roles == 0)
+    else if (same.roles == 0)
         snprintf(reason, KEYS_REASON_BYTES,
-                 "its certificate is of another run: it has %s, and that of this process has %s", theirs, ours);
+                 "its certificate is of another run: it names %.*s, and that of this process names %.*s", shown(&first),
+                 first.run, shown(&ours), ours.run);
     GENERAL_NAMES_free(mine);
-    GENERAL_NAMES_free(others);
-    return roles;
+    GENERAL_NAMES_free(theirs);
+    return same.roles;
 }
 
 // ---- use with TLS ----

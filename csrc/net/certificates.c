@@ -245,22 +245,12 @@ void certificates_free(struct certificates *c) {
 
 unsigned certificates_own_roles(const struct certificates *c) { return c->roles; }
 
-// Reads the files again if they have changed, or if the certificate may have become valid. Writes what there is to say
-// about it, or "".
-static void refresh(struct certificates *c, enum log_level *level, char text[KEYS_REASON_BYTES]) {
-    struct mark marks[FILES];
+// Reads the files again. Writes what there is to say about it, or "".
+static enum log_level read_again(struct certificates *c, bool changed, char text[KEYS_REASON_BYTES]) {
     struct reading fresh = {0};
-    text[0] = '\0';
-    look(c, marks);
-    bool changed = memcmp(marks, c->marks, sizeof marks) != 0;
-    int64_t now_ns = platform_now_ns();
-    if (!changed && (!c->early || now_ns - c->read_ns < SECOND_NS)) return; // others may connect as often as they like
-    memcpy(c->marks, marks, sizeof marks);
-    c->read_ns = now_ns;
     bool good = read_files(c, &fresh, text) && judge_own(c, &fresh, text);
     c->early = !good && fresh.authorities != NULL && X509_cmp_current_time(X509_get0_notBefore(fresh.leaf)) > 0;
     if (!good && !changed) text[0] = '\0'; // it was said before
-    *level = good ? LOG_NOTICE : LOG_WARN;
     if (good) {
         struct reading before = c->now;
         char when[CERTIFICATE_WHEN_BYTES];
@@ -270,25 +260,37 @@ static void refresh(struct certificates *c, enum log_level *level, char text[KEY
         snprintf(text, KEYS_REASON_BYTES, "read the certificate in %s again: it expires on %s", c->paths[0], when);
     }
     reading_fini(&fresh);
+    return good ? LOG_NOTICE : LOG_WARN;
 }
 
-static void tell_refreshed(enum log_level level, const char *text) {
+// Reads the files again if they have changed, or if the certificate may have become valid.
+static void refresh(struct certificates *c) {
+    struct mark marks[FILES];
+    enum log_level level = LOG_NOTICE;
+    char text[KEYS_REASON_BYTES] = "";
+    pthread_mutex_lock(&c->lock);
+    look(c, marks);
+    bool changed = memcmp(marks, c->marks, sizeof marks) != 0;
+    int64_t now_ns = platform_now_ns();
+    if (changed || (c->early && now_ns - c->read_ns >= SECOND_NS)) { // others may connect as often as they like
+        memcpy(c->marks, marks, sizeof marks);
+        c->read_ns = now_ns;
+        level = read_again(c, changed, text);
+    }
+    pthread_mutex_unlock(&c->lock);
     if (text[0] != '\0')
         LOG(level, "%s%s", text, level == LOG_WARN ? "; the one that was read before stays in use" : "");
 }
 
 bool certificates_use(struct certificates *c, SSL *ssl) {
-    enum log_level level = LOG_NOTICE;
-    char text[KEYS_REASON_BYTES];
     SSL_set_mode(ssl, SSL_MODE_NO_AUTO_CHAIN);
+    refresh(c);
     pthread_mutex_lock(&c->lock);
-    refresh(c, &level, text);
     ERR_set_mark();
     bool done = SSL_use_cert_and_key(ssl, c->now.leaf, c->now.key, c->now.chain, 1) == 1 &&
                 SSL_set1_verify_cert_store(ssl, c->now.authorities) == 1;
     ERR_pop_to_mark();
     pthread_mutex_unlock(&c->lock);
-    tell_refreshed(level, text);
     return done;
 }
 
@@ -440,33 +442,28 @@ bool certificates_believe(struct certificates *c, SSL *ssl, const uint8_t *vouch
 
 size_t certificates_sign(struct certificates *c, const uint8_t hash[SHA256_BYTES],
                          uint8_t out[CERTIFICATES_VOUCHER_BYTES]) {
-    enum log_level level = LOG_NOTICE;
-    char text[KEYS_REASON_BYTES];
+    refresh(c);
     pthread_mutex_lock(&c->lock);
-    refresh(c, &level, text);
     size_t at = begin_voucher(hash, out, state(c->now.key, of_relay, hash, out), out);
     at = append(c->now.leaf, out, at);
     for (int i = 0; i < sk_X509_num(c->now.chain); i++) at = append(sk_X509_value(c->now.chain, i), out, at);
     pthread_mutex_unlock(&c->lock);
-    tell_refreshed(level, text);
     return at;
 }
 
 bool certificates_signed(struct certificates *c, const uint8_t hash[SHA256_BYTES], const uint8_t *bytes,
                          size_t length) {
-    enum log_level level = LOG_NOTICE;
-    char text[KEYS_REASON_BYTES], reason[KEYS_REASON_BYTES];
+    char reason[KEYS_REASON_BYTES];
     size_t statement;
     STACK_OF(X509) *chain = read_voucher(bytes, length, &statement);
     if (chain == NULL) return false;
+    refresh(c);
     pthread_mutex_lock(&c->lock);
-    refresh(c, &level, text);
     const X509 *leaf = sk_X509_value(chain, 0);
     bool good = memcmp(bytes, hash, SHA256_BYTES) == 0 && leads_to(c->now.authorities, chain, 0) &&
                 certificate_roles(c->now.leaf, leaf, reason) != 0 &&
                 stated_by(leaf, of_relay, hash, bytes + HEAD_BYTES, statement);
     pthread_mutex_unlock(&c->lock);
-    tell_refreshed(level, text);
     sk_X509_pop_free(chain, X509_free);
     return good;
 }
