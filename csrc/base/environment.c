@@ -77,12 +77,6 @@ const struct environment_variable *environment_variable(size_t index) {
     return index < COUNT ? &variables[index] : NULL;
 }
 
-static bool is_known(const char *name, size_t length) {
-    for (size_t i = 0; i < COUNT; i++)
-        if (strlen(variables[i].name) == length && memcmp(variables[i].name, name, length) == 0) return true;
-    return false;
-}
-
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 // How many letters have to be added, removed or replaced (Levenshtein), behind the prefix of both.
@@ -102,19 +96,19 @@ static uint32_t changes(const char *a, size_t a_length, const char *b) {
     return row[b_length];
 }
 
-// NULL: none is similar.
-static const char *similar(const char *name, size_t length) {
+// Returns the variable that is most like this name; NULL: none is similar. `apart`: 0 if it has this name.
+static const char *similar(const char *name, size_t length, uint32_t *apart) {
     const char *best = NULL;
-    uint32_t least = ALIKE_MOST + 1;
     size_t skip = sizeof prefix - 1;
+    *apart = ALIKE_MOST + 1;
     for (size_t i = 0; length <= NAME_MOST && i < COUNT; i++) {
         const char *other = variables[i].name;
-        bool begins = length > skip + 3 && strncmp(other, name, length) == 0;
-        uint32_t apart = begins ? 1 : changes(name + skip, length - skip, other + skip);
-        if (apart < least && (begins || apart * 2 < strlen(other + skip))) {
-            best = other;
-            least = apart;
-        }
+        uint32_t changed = changes(name + skip, length - skip, other + skip);
+        bool begins = changed > 0 && length > skip + 3 && strncmp(other, name, length) == 0;
+        if (begins) changed = 1;
+        if (changed >= *apart || (!begins && changed * 2 >= strlen(other + skip))) continue;
+        best = other;
+        *apart = changed;
     }
     return best;
 }
@@ -124,8 +118,9 @@ static void report_unknown(void) {
         const char *end = strchr(*entry, '=');
         if (end == NULL || strncmp(*entry, prefix, sizeof prefix - 1) != 0) continue;
         size_t length = (size_t)(end - *entry);
-        if (is_known(*entry, length)) continue;
-        const char *meant = similar(*entry, length);
+        uint32_t apart;
+        const char *meant = similar(*entry, length, &apart);
+        if (apart == 0) continue;
         LOG(LOG_WARN, "environment variable %.*s is unknown and ignored%s%s%s; `pccl info` lists all", (int)length,
             *entry, meant == NULL ? "" : " (did you mean ", meant == NULL ? "" : meant, meant == NULL ? "" : "?)");
     }

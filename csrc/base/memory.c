@@ -83,34 +83,29 @@ static int open_file(void) {
     return descriptor_end(memfd_create("pccl", MFD_CLOEXEC));
 }
 
-static bool is_read(int file, const uint8_t *at) { return pwrite(file, at, 1, 0) == 1 || errno != EFAULT; }
+static bool is_read(int file, uint8_t *at) { return pwrite(file, at, 1, 0) == 1 || errno != EFAULT; }
 
 static bool is_written(int file, uint8_t *at) {
     uint8_t value = *at;
     return pwrite(file, &value, 1, 0) != 1 || pread(file, at, 1, 0) == 1 || errno != EFAULT;
 }
 
-bool memory_can_be_read(const void *bytes, size_t length) {
-    const uint8_t *at = bytes;
+// Asks for the first and the last byte. Without a file nothing is known.
+static bool can(uint8_t *at, size_t length, bool (*access)(int file, uint8_t *at)) {
     if (length == 0) return true;
-    int file = open_file(); // without one, nothing is known
-    bool can = file < 0 || (is_read(file, at) && is_read(file, at + length - 1));
+    int file = open_file();
+    bool can = file < 0 || (access(file, at) && access(file, at + length - 1));
     descriptor_close(file);
     return can;
 }
+
+bool memory_can_be_read(const void *bytes, size_t length) { return can((uint8_t *)bytes, length, is_read); }
+
+bool memory_can_be_written(void *bytes, size_t length) { return can(bytes, length, is_written); }
 
 bool memory_copy_checked(void *to, const void *from, size_t bytes) {
     struct iovec there = {(void *)(uintptr_t)from, bytes}, here = {to, bytes};
     return bytes == 0 || process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)bytes;
-}
-
-bool memory_can_be_written(void *bytes, size_t length) {
-    uint8_t *at = bytes;
-    if (length == 0) return true;
-    int file = open_file();
-    bool can = file < 0 || (is_written(file, at) && is_written(file, at + length - 1));
-    descriptor_close(file);
-    return can;
 }
 
 // ---- memory that processes share ----

@@ -139,6 +139,12 @@ static bool remove_dead(int directory, const char *name, bool unfinished) {
     return dead;
 }
 
+// Makes a file, in place of one that a dead process has left.
+static int replace_dead(int directory, const char *name) {
+    int fd = create(directory, name);
+    return fd == -EEXIST && remove_dead(directory, name, false) ? create(directory, name) : fd;
+}
+
 struct old_file {
     int64_t at_s;
     char name[64];
@@ -224,7 +230,7 @@ static void name_file(char *out, size_t room) {
     snprintf(out, room, "%d-%u.events", (int)getpid(), atomic_fetch_add(&made, 1) + 1);
 }
 
-// Makes the file that the user names, in place of one that a dead process has left. In a directory it gets a name.
+// Makes the file that the user names. In a directory it gets a name.
 static int create_named(struct recorder *r, const char *path, const char *name) {
     struct stat what;
     expand(path, name, r->path);
@@ -233,8 +239,7 @@ static int create_named(struct recorder *r, const char *path, const char *name) 
         r->path[at++] = '/';
         name_file(r->path + at, sizeof r->path - at);
     }
-    int fd = create(AT_FDCWD, r->path);
-    if (fd == -EEXIST && remove_dead(AT_FDCWD, r->path, false)) fd = create(AT_FDCWD, r->path);
+    int fd = replace_dead(AT_FDCWD, r->path);
     if (fd < 0)
         LOG(LOG_WARN, "cannot write events to %s: %s; set PCCL_EVENTS to a path with %%p, or to a directory", r->path,
             fd == -EEXIST ? "another process writes it, or it is another file" : strerror(-fd));
@@ -250,8 +255,7 @@ static int create_default(struct recorder *r) {
     // Containers that share the place number their processes alike.
     for (int i = 0; fd == -EEXIST && i < RECORDER_NAMES; i++) {
         name_file(name, sizeof name);
-        fd = create(directory, name);
-        if (fd == -EEXIST && remove_dead(directory, name, false)) fd = create(directory, name);
+        fd = replace_dead(directory, name);
     }
     descriptor_close(directory);
     size_t at = strlen(r->path);
@@ -448,15 +452,13 @@ void recorder_begin(struct recorder *r, uint64_t serial, const struct recorder_b
     struct operation *op = &record->operation;
     bool begins = atomic_load_explicit(&record->began_ns, memory_order_relaxed) == 0 ||
                   atomic_load_explicit(&op->epoch, memory_order_relaxed) != how->epoch;
-    if (!begins) {
-        pthread_mutex_unlock(&r->lock);
-        return;
+    if (begins) {
+        atomic_store_explicit(&op->epoch, how->epoch, memory_order_relaxed);
+        atomic_store_explicit(&op->sequence, how->sequence, memory_order_relaxed);
+        atomic_store_explicit(&op->taking_part, how->members, memory_order_relaxed);
+        atomic_store_explicit(&op->algorithm, how->algorithm, memory_order_relaxed);
+        atomic_store_explicit(&record->began_ns, mark(r, at_ns), memory_order_release);
     }
-    atomic_store_explicit(&op->epoch, how->epoch, memory_order_relaxed);
-    atomic_store_explicit(&op->sequence, how->sequence, memory_order_relaxed);
-    atomic_store_explicit(&op->taking_part, how->members, memory_order_relaxed);
-    atomic_store_explicit(&op->algorithm, how->algorithm, memory_order_relaxed);
-    atomic_store_explicit(&record->began_ns, mark(r, at_ns), memory_order_release);
     pthread_mutex_unlock(&r->lock);
 }
 

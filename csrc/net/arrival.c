@@ -1,5 +1,7 @@
 #include "net/arrival.h"
 
+#include <stdlib.h>
+
 #include "base/platform.h"
 
 enum {
@@ -10,13 +12,11 @@ enum {
     ROUND_TRIPS = 8,  // round trips that a wait lasts, at least
 };
 
-static int64_t distance(int64_t a, int64_t b) { return a < b ? b - a : a - b; }
-
 void arrival_note(struct arrival *arrival, int64_t now_ns, int64_t limit_ns) {
     int64_t gap = now_ns - arrival->at_ns;
     if (gap < 0) return;
     if (arrival->at_ns != 0 && gap >= limit_ns / SHORT_GAPS) {
-        arrival->deviation_ns += (distance(gap, arrival->mean_ns) - arrival->deviation_ns) / DEVIATION_OF;
+        arrival->deviation_ns += (llabs(gap - arrival->mean_ns) - arrival->deviation_ns) / DEVIATION_OF;
         arrival->mean_ns += (gap - arrival->mean_ns) / MEAN_OF;
     }
     arrival->at_ns = now_ns;

@@ -88,7 +88,7 @@ static void add_card(struct cards *out, const struct wire_address *address, cons
     struct card *card = &out->list[out->count++];
     card->address = *address;
     card->address.port = 0;
-    snprintf(card->device, sizeof card->device, "%s", device);
+    snprintf(card->device, sizeof card->device, "%.*s", IF_NAMESIZE - 1, device);
 }
 
 static bool take_interface(struct cards *out, const struct ifaddrs *all, const char *name, char *why) {
@@ -111,9 +111,9 @@ static bool take_interface(struct cards *out, const struct ifaddrs *all, const c
     return true;
 }
 
-static bool take_address(struct cards *out, const struct ifaddrs *all, const char *text, bool makes_cards, char *why) {
+static bool take_address(struct cards *out, const struct ifaddrs *all, const char *text, char *why) {
     struct wire_address address;
-    char device[IF_NAMESIZE];
+    (void)all;
     if (!parse(text, &address) || !is_usable(&address)) {
         snprintf(why, CARDS_WHY_BYTES,
                  "PCCL_ADDRESS: %.64s is not an address that others can dial; give numbers such as 10.0.1.5 or "
@@ -127,21 +127,20 @@ static bool take_address(struct cards *out, const struct ifaddrs *all, const cha
         return false;
     }
     out->reach.addresses[out->reach.count++] = address;
-    if (makes_cards && find_device(all, &address, device)) add_card(out, &address, device);
     return true;
 }
 
+typedef bool take_fn(struct cards *out, const struct ifaddrs *all, const char *text, char *why);
+
 // Takes the items of a list between commas, without the spaces around them.
-static bool each(struct cards *out, const struct ifaddrs *all, const char *list, bool interfaces, bool makes_cards,
-                 char *why) {
+static bool each(struct cards *out, const struct ifaddrs *all, const char *list, take_fn *take, char *why) {
     list += strspn(list, " ");
     while (*list != 0) {
         char item[80];
         size_t length = strcspn(list, ","), kept = length;
         while (kept > 0 && list[kept - 1] == ' ') kept--;
         snprintf(item, sizeof item, "%.*s", (int)kept, list);
-        if (!(interfaces ? take_interface(out, all, item, why) : take_address(out, all, item, makes_cards, why)))
-            return false;
+        if (!take(out, all, item, why)) return false;
         list += length + (list[length] == ',');
         list += strspn(list, " ");
     }
@@ -150,15 +149,18 @@ static bool each(struct cards *out, const struct ifaddrs *all, const char *list,
 
 bool cards_read(struct cards *out, const char *interfaces, const char *addresses, char why[CARDS_WHY_BYTES]) {
     struct ifaddrs *all = NULL;
+    char device[IF_NAMESIZE];
     *out = (struct cards){0};
     why[0] = 0;
     bool named = interfaces != NULL && *interfaces != 0;
     if (addresses == NULL) addresses = "";
     if (!named && *addresses == 0) return true;
     if (getifaddrs(&all) != 0) all = NULL;
-    bool good = !named || each(out, all, interfaces, true, false, why);
+    bool good = !named || each(out, all, interfaces, take_interface, why);
     out->reach.closed = strcmp(addresses, none) == 0;
-    if (good && !out->reach.closed) good = each(out, all, addresses, false, !named, why);
+    if (good && !out->reach.closed) good = each(out, all, addresses, take_address, why);
+    for (uint32_t i = 0; good && !named && i < out->reach.count; i++)
+        if (find_device(all, &out->reach.addresses[i], device)) add_card(out, &out->reach.addresses[i], device);
     for (uint32_t i = 0; good && !out->reach.closed && *addresses == 0 && i < out->count; i++)
         out->reach.addresses[out->reach.count++] = out->list[i].address;
     if (all != NULL) freeifaddrs(all);

@@ -61,11 +61,6 @@ int conn_in_end(const struct conn_in *in) {
 
 void conn_in_clear(struct conn_in *in) { clear(&in->bytes, &in->taken); }
 
-void conn_in_fini(struct conn_in *in) {
-    wire_buffer_fini(&in->bytes);
-    in->taken = 0;
-}
-
 // ---- sending ----
 
 size_t conn_out_waiting(const struct conn_out *out) { return out->bytes.length - out->sent; }
@@ -101,8 +96,3 @@ int conn_out_flush(struct conn_out *out, struct transport *to) {
 }
 
 void conn_out_clear(struct conn_out *out) { clear(&out->bytes, &out->sent); }
-
-void conn_out_fini(struct conn_out *out) {
-    wire_buffer_fini(&out->bytes);
-    out->sent = 0;
-}

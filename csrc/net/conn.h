@@ -8,7 +8,7 @@
 
 // ---- reading ----
 
-// All zero: nothing has been received.
+// All zero: nothing has been received. Whoever has it frees `bytes` in the end (wire_buffer_fini).
 struct conn_in {
     struct wire_buffer bytes;
     size_t taken; // of them
@@ -38,11 +38,10 @@ ptrdiff_t conn_in_receive(struct conn_in *in, struct transport *from, size_t mos
 int conn_in_end(const struct conn_in *in);
 // Forgets what was received. Much memory is given back.
 void conn_in_clear(struct conn_in *in);
-void conn_in_fini(struct conn_in *in);
 
 // ---- sending ----
 
-// All zero: nothing waits. Frames are appended to `bytes`, or encoded there.
+// All zero: nothing waits; likewise. Frames are appended to `bytes`, or encoded there.
 struct conn_out {
     struct wire_buffer bytes;
     size_t sent; // of them
@@ -55,6 +54,5 @@ int conn_out_send(struct conn_out *out, struct transport *to, const uint8_t *byt
 int conn_out_flush(struct conn_out *out, struct transport *to);
 // Drops what waits, and forgets that memory was refused.
 void conn_out_clear(struct conn_out *out);
-void conn_out_fini(struct conn_out *out);
 
 #endif

@@ -9,20 +9,15 @@
 #include "base/descriptor.h"
 
 // A secret in a volume of Kubernetes belongs to root, and its group may read it: that of the container's user.
-static const char *owner_problem(const struct stat *status, bool secret) {
+static const char *access_problem(const struct stat *status, bool secret, size_t capacity) {
     bool of_root = status->st_uid == 0;
     mode_t readers = S_IROTH | S_IXOTH | (of_root ? 0 : S_IRGRP), writers = S_IWGRP | S_IWOTH;
+    if (!S_ISREG(status->st_mode)) return "it is not a regular file";
     if (!of_root && status->st_uid != geteuid())
         return "it belongs to another user: copy it, and give the copy mode 0600";
     if (secret && (status->st_mode & (readers | writers)) != 0)
         return "other users can read or write it: chmod 600 FILE, and make new keys if somebody may have read it";
-    return (status->st_mode & writers) != 0 ? "other users can write it: chmod go-w FILE" : NULL;
-}
-
-static const char *access_problem(const struct stat *status, bool secret, size_t capacity) {
-    if (!S_ISREG(status->st_mode)) return "it is not a regular file";
-    const char *problem = owner_problem(status, secret);
-    if (problem != NULL) return problem;
+    if ((status->st_mode & writers) != 0) return "other users can write it: chmod go-w FILE";
     return (size_t)status->st_size >= capacity ? "it is too long" : NULL;
 }
 

@@ -101,14 +101,9 @@ static size_t certify(const struct relay_hello *hello, const char *words, uint8_
 #endif
 }
 
-static bool prove_own(const struct relay_hello *hello, const char *nonce, const char *words, size_t index,
-                      uint8_t out[SHA256_BYTES]) {
-    const struct wire_run *run = hello->keys == NULL ? NULL : keys_run(hello->keys);
-    return relay_prove_keys(nonce, words, hello->keys, index, run, out);
-}
-
 static int answer(const struct relay_hello *hello, int fd) {
     const char *nonce = relay_nonce(hello->greeting);
+    const struct wire_run *run = hello->keys == NULL ? NULL : keys_run(hello->keys);
     char ids[2][2 * WIRE_ID_BYTES + 1], words[RELAY_WORDS_BYTES + 1], digits[RELAY_PROOFS][2 * SHA256_BYTES + 1];
     struct {
         char text[RELAY_HELLO_BYTES];
@@ -120,7 +115,7 @@ static int answer(const struct relay_hello *hello, int fd) {
     for (size_t i = 0; i < RELAY_PROOFS; i++) {
         uint8_t proof[SHA256_BYTES] = {0};
         bool proved = hello->at_member ? i > 0 || relay_prove_run(nonce, words, hello->keys, hello->secret, proof)
-                                       : prove_own(hello, nonce, words, i, proof);
+                                       : relay_prove_keys(nonce, words, hello->keys, i, run, proof);
         if (!proved) return -ENOMEM;
         relay_put_hex(digits[i], proof, sizeof proof);
     }

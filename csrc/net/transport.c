@@ -161,24 +161,19 @@ int transport_dial_from(struct transport_context *context, const struct card *ca
     return 0;
 }
 
-int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out) {
-    return transport_dial_from(context, NULL, address, out);
-}
-
 int transport_dial_relay(struct transport_context *context, const struct wire_address *relay,
                          const struct relay_hello *hello, enum transport_role role, struct transport **out) {
-    if (!transport_permits(&context->options, relay, TRANSPORT_DIALS)) return -ENONET;
-    int fd = socket_dial(relay);
-    if (fd < 0) return fd;
-    *out = transport_new(context, fd, role);
-    if (*out == NULL) return -ENOMEM;
-    (*out)->relay = calloc(1, sizeof *(*out)->relay);
-    if ((*out)->relay == NULL) {
-        transport_free(*out);
+    int error = transport_dial(context, relay, out);
+    if (error != 0) return error;
+    struct transport *stream = *out;
+    stream->role = role;
+    stream->relay = malloc(sizeof *stream->relay);
+    if (stream->relay == NULL) {
+        transport_free(stream);
         return -ENOMEM;
     }
-    *(*out)->relay = *hello;
-    (*out)->relay->keys = context->options.keys;
+    *stream->relay = *hello;
+    stream->relay->keys = context->options.keys;
     return 0;
 }
 
@@ -326,25 +321,9 @@ void transport_listener_tick(struct transport_listener *listener, int64_t now_ns
 
 // ---- what is known of the connection ----
 
-struct gauge transport_gauge(const struct transport *stream) { return socket_gauge(stream->fd); }
-
-bool transport_local_address(const struct transport *stream, struct wire_address *out) {
-    return socket_local_address(stream->fd, out);
-}
-
-bool transport_remote_address(const struct transport *stream, struct wire_address *out) {
-    return socket_remote_address(stream->fd, out);
-}
-
-bool transport_is_within_host(const struct transport *stream) { return socket_within_host(stream->fd); }
-
 bool transport_has_room(const struct transport *stream) {
     struct pollfd polled = {.fd = stream->fd, .events = POLLOUT};
     return poll(&polled, 1, 0) != 0;
-}
-
-bool transport_congestion(const struct transport *stream, char *out, size_t capacity) {
-    return socket_congestion(stream->fd, out, capacity);
 }
 
 // ---- how fast it sends ----

@@ -142,11 +142,13 @@ void transport_context_release(struct transport_context *context);
 // Takes the descriptor of a connection, and closes it when there is no memory: NULL. Holds the context.
 struct transport *transport_new(struct transport_context *context, int fd, enum transport_role role);
 // Begins to connect: to be watched for EPOLLOUT, and carried on by steps. 0 or -errno; -ENONET: the settings of the
-// context do not permit this address.
-int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out);
-// The same from a card of this host (socket_dial_from), which the caller keeps while the stream lives.
+// context do not permit this address. `card`: as for socket_dial_from; the caller keeps it while the stream lives.
 int transport_dial_from(struct transport_context *context, const struct card *card, const struct wire_address *address,
                         struct transport **out);
+static inline int transport_dial(struct transport_context *context, const struct wire_address *address,
+                                 struct transport **out) {
+    return transport_dial_from(context, NULL, address, out);
+}
 // The same to a relay, which joins this stream with that of `hello->other` for the same link. `role` is what it is
 // then. Keys are those of the context.
 int transport_dial_relay(struct transport_context *context, const struct wire_address *relay,
@@ -219,16 +221,22 @@ static inline bool transport_may_be(const struct transport *stream, enum transpo
 static inline void transport_vouch(struct transport *stream) {
     if (stream->type->vouch != NULL) stream->type->vouch(stream);
 }
-struct gauge transport_gauge(const struct transport *stream);
+static inline struct gauge transport_gauge(const struct transport *stream) { return socket_gauge(stream->fd); }
 // False: the stream is not of IPv4 or IPv6, or has ended.
-bool transport_local_address(const struct transport *stream, struct wire_address *out);
-bool transport_remote_address(const struct transport *stream, struct wire_address *out);
+static inline bool transport_local_address(const struct transport *stream, struct wire_address *out) {
+    return socket_local_address(stream->fd, out);
+}
+static inline bool transport_remote_address(const struct transport *stream, struct wire_address *out) {
+    return socket_remote_address(stream->fd, out);
+}
 // Whether both ends are on this host.
-bool transport_is_within_host(const struct transport *stream);
+static inline bool transport_is_within_host(const struct transport *stream) { return socket_within_host(stream->fd); }
 // Whether the stream takes more bytes now. If not, an EPOLLOUT comes when it does.
 bool transport_has_room(const struct transport *stream);
 // Writes the name of the congestion control; at least TRANSPORT_CONGESTION_BYTES. False: unknown.
-bool transport_congestion(const struct transport *stream, char *out, size_t capacity);
+static inline bool transport_congestion(const struct transport *stream, char *out, size_t capacity) {
+    return socket_congestion(stream->fd, out, capacity);
+}
 
 // ---- how fast it sends ----
 

@@ -2,6 +2,7 @@
 #include "net/wire_control.h"
 
 #include "net/peer_name.h"
+#include "net/wire_data.h"
 
 // ---- parts of messages ----
 
@@ -555,12 +556,23 @@ static void visit_runs_are(struct cursor *c, struct wire_runs_are *m) {
     }
 }
 
+static void visit_link_hello(struct cursor *c, struct wire_link_hello *m) {
+    cursor_u16(c, &m->version);
+    cursor_range(c, &m->kind, WIRE_LINK_DATA, WIRE_LINK_PRECOPY);
+    cursor_bytes(c, m->secret, sizeof m->secret);
+    visit_id(c, &m->from);
+    visit_id(c, &m->to);
+    cursor_u32(c, &m->index);
+    cursor_expect(c, m->index <= WIRE_MAX_LANES);
+}
+
 // Visits the message that a frame of this type has as its body. A message that is to be written is not changed.
 static void visit(struct cursor *c, enum wire_type type, void *message) {
     switch (type) {
 #define WIRE_VISIT(name, type) \
     case WIRE_##type: visit_##name(c, message); break;
         WIRE_CONTROL_MESSAGES(WIRE_VISIT)
+        WIRE_VISIT(link_hello, LINK_HELLO)
 #undef WIRE_VISIT
     default: c->bad = true;
     }

@@ -154,31 +154,7 @@ void wire_slot_decode(const uint8_t in[WIRE_SLOT_BYTES], uint64_t *first, uint64
     cursor_u64(&c, epoch);
 }
 
-static void visit_link_hello(struct cursor *c, struct wire_link_hello *m) {
-    cursor_u16(c, &m->version);
-    cursor_range(c, &m->kind, WIRE_LINK_DATA, WIRE_LINK_PRECOPY);
-    cursor_bytes(c, m->secret, sizeof m->secret);
-    cursor_bytes(c, m->from.bytes, WIRE_ID_BYTES);
-    cursor_bytes(c, m->to.bytes, WIRE_ID_BYTES);
-    cursor_u32(c, &m->index);
-    cursor_expect(c, m->index <= WIRE_MAX_LANES);
-}
-
-void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *hello) {
-    struct cursor c = wire_begin(out);
-    visit_link_hello(&c, (struct wire_link_hello *)hello);
-    wire_end(&c, header, WIRE_LINK_HELLO);
-}
-
-bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out) {
-    struct cursor c = cursor_read(body, length);
-    visit_link_hello(&c, out);
-    return cursor_complete(&c);
-}
-
 void wire_encode_link_padding(struct wire_buffer *out, struct wire_header header) {
-    static uint8_t zeros[WIRE_PADDING_BYTES]; // only read
-    struct cursor c = wire_begin(out);
-    cursor_bytes(&c, zeros, sizeof zeros);
-    wire_end(&c, header, WIRE_LINK_PADDING);
+    static const uint8_t zeros[WIRE_PADDING_BYTES];
+    wire_encode_bytes(out, header, WIRE_LINK_PADDING, zeros, sizeof zeros);
 }

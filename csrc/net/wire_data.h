@@ -132,8 +132,7 @@ struct wire_op_name wire_ack_decode(const uint8_t in[WIRE_ACK_BYTES]);
 void wire_slot_encode(uint8_t out[WIRE_SLOT_BYTES], uint64_t first, uint64_t epoch);
 void wire_slot_decode(const uint8_t in[WIRE_SLOT_BYTES], uint64_t *first, uint64_t *epoch);
 
-void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *hello);
-bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out); // false: malformed
+WIRE_DEFINE(link_hello, LINK_HELLO)
 void wire_encode_link_padding(struct wire_buffer *out, struct wire_header header);
 
 // ---- shared state ----

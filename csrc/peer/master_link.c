@@ -68,7 +68,7 @@ struct master_link *master_link_new(int epoll, uint64_t data, const struct cards
 void master_link_free(struct master_link *m) {
     if (m == NULL) return;
     master_link_close(m);
-    conn_out_fini(&m->out);
+    wire_buffer_fini(&m->out.bytes);
     pthread_mutex_destroy(&m->lock);
     free(m);
 }

@@ -25,8 +25,8 @@ void wireup_tell_shortage(struct wireup *w, int error) {
 void wireup_connection_free(struct wireup *w, struct connection *c) {
     w->slots[c->slot] = NULL;
     transport_free(c->stream);
-    conn_in_fini(&c->input);
-    conn_out_fini(&c->output);
+    wire_buffer_fini(&c->input.bytes);
+    wire_buffer_fini(&c->output.bytes);
     free(c->measurement);
     free(c);
 }

@@ -84,7 +84,7 @@ static void receive(struct stream *stream, const uint8_t *bytes, size_t length, 
         if (got == 0) MUST(next_of(at, end, &expected) == CONN_MORE);
         MUST(in.bytes.length - in.taken <= WIRE_HEADER_BYTES + WIRE_MAX_CONTROL_BYTES + MOST);
     }
-    conn_in_fini(&in);
+    wire_buffer_fini(&in.bytes);
 }
 
 static void send_bytes(struct stream *stream, const uint8_t *bytes, size_t length) {
@@ -103,7 +103,7 @@ static void send_bytes(struct stream *stream, const uint8_t *bytes, size_t lengt
     MUST(stream->sent.length <= length &&
          (stream->sent.length == 0 || memcmp(stream->sent.bytes, bytes, stream->sent.length) == 0));
     MUST(error != 0 || stream->sent.length == length);
-    conn_out_fini(&out);
+    wire_buffer_fini(&out.bytes);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -65,7 +65,7 @@ static void test_pieces(void) {
             CHECK_EQ(next, 6);
             CHECK_EQ(in.taken, in.bytes.length);
             CHECK_EQ(conn_in_receive(&in, far, most), -EAGAIN);
-            conn_in_fini(&in);
+            wire_buffer_fini(&in.bytes);
             close_pair();
         }
     }
@@ -86,7 +86,7 @@ static void test_not_beyond(void) {
         REQUIRE(conn_in_receive(&in, far, 0) > 0);
     CHECK(far_end_read(far, behind, 6));
     CHECK(memcmp(behind, "behind", 6) == 0);
-    conn_in_fini(&in);
+    wire_buffer_fini(&in.bytes);
     wire_buffer_fini(&frames);
     close_pair();
 }
@@ -112,7 +112,7 @@ static void test_malformed(void) {
     REQUIRE(far_end_write(near, frames.bytes, WIRE_HEADER_BYTES));
     while (conn_in_receive(&in, far, 1000) > 0) continue;
     CHECK_EQ(conn_in_next(&in, conn_carries_control, &header, &body), CONN_MALFORMED);
-    conn_in_fini(&in);
+    wire_buffer_fini(&in.bytes);
     wire_buffer_fini(&frames);
     close_pair();
 }
@@ -146,7 +146,7 @@ static void test_queue(void) {
         error = conn_out_flush(&out, near); // a fake keeps it back at times
     CHECK_EQ(error, -EPIPE);                // and no signal
     transport_free(near);
-    conn_out_fini(&out);
+    wire_buffer_fini(&out.bytes);
 }
 
 static void test_all(void) {
