@@ -29,8 +29,7 @@ pcclResult_t pccl_ext_key_public(const uint8_t *private_key, uint8_t *public_out
     REQUIRE_NOT_NULL(private_key);
     REQUIRE_NOT_NULL(public_out);
     if (!KEYS_WORK) return detail_fail(pcclInvalidUsage, KEYS_MISSING);
-    return keys_public_of(private_key, public_out) ? pcclSuccess
-                                                   : detail_fail(pcclInternalError, "there is no memory for the keys");
+    return keys_public_of(private_key, public_out) ? pcclSuccess : detail_fail(pcclInternalError, KEYS_REFUSED);
 }
 
 pcclResult_t pccl_ext_keys_check(const char *path, bool *master) {

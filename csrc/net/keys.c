@@ -148,11 +148,20 @@ static const char *parse(struct keys *keys, char *text) {
     return NULL;
 }
 
+static struct keys *keys_new(char reason[KEYS_REASON_BYTES]) {
+    struct ed25519 *any = ed25519_new();
+    struct keys *keys = any == NULL ? NULL : calloc(1, sizeof *keys);
+    ed25519_free(any);
+    if (keys != NULL) keys->references = 1;
+    snprintf(reason, KEYS_REASON_BYTES, KEYS_REFUSED);
+    return keys;
+}
+
 struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
     char text[FILE_BYTES + 1] = "";
-    struct keys *keys = calloc(1, sizeof *keys);
-    if (keys != NULL) keys->references = 1;
-    const char *problem = keys == NULL ? "there is no memory" : key_file_read(path, true, text, sizeof text);
+    struct keys *keys = keys_new(reason);
+    if (keys == NULL) return NULL;
+    const char *problem = key_file_read(path, true, text, sizeof text);
     if (problem == NULL) problem = parse(keys, text);
     OPENSSL_cleanse(text, sizeof text);
     if (problem == NULL) return keys;
@@ -168,10 +177,8 @@ struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
 }
 
 struct keys *keys_load_certificate(const char *cert, const char *key, const char *ca, char reason[KEYS_REASON_BYTES]) {
-    struct keys *keys = calloc(1, sizeof *keys);
-    snprintf(reason, KEYS_REASON_BYTES, "there is no memory for certificates");
+    struct keys *keys = keys_new(reason);
     if (keys == NULL) return NULL;
-    keys->references = 1;
     keys->certificates = certificates_load(&(struct certificates_paths){cert, key, ca}, reason);
     bool good = keys->certificates != NULL;
     if (good && (certificates_own_roles(keys->certificates) & CERTIFICATES_MASTER) != 0) {

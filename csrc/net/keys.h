@@ -69,6 +69,11 @@ enum {
 #define KEYS_MISSING \
     "this build of pccl has no encryption. Install OpenSSL 3 with its headers (Debian: libssl-dev), and build again"
 
+// OpenSSL refuses what keys are made of.
+#define KEYS_REFUSED \
+    "OpenSSL makes no Ed25519 key: its configuration (OPENSSL_CONF) permits other algorithms alone, as in FIPS mode, " \
+    "or there is no memory"
+
 struct certificates;
 struct keys; // any thread may use it
 

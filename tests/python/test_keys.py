@@ -3,6 +3,8 @@
 import os
 import re
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -294,3 +296,26 @@ def test_a_disk_that_is_full_leaves_the_old_files(monkeypatch):
     assert "No space left" in run("job", "--add", status=1)
     assert (Path("job.master").read_text(), Path("job.peer").read_text()) == before
     assert sorted(os.listdir()) == ["job.master", "job.peer"]
+
+
+FIPS = """openssl_conf = init
+[init]
+providers = providers
+alg_section = algorithms
+[providers]
+default = default
+[default]
+activate = 1
+[algorithms]
+default_properties = fips=yes
+"""
+
+
+def test_fips_mode_is_named():
+    run("job")
+    Path("fips.cnf").write_text(FIPS)
+    for arguments in (["keys", "other"], ["master", "--listen", "127.0.0.1:0", "--keys", "job.master"]):
+        words = [sys.executable, "-m", "pccl", *arguments]
+        ended = subprocess.run(words, env=os.environ | {"OPENSSL_CONF": "fips.cnf"}, capture_output=True, text=True, timeout=60)
+        assert ended.returncode != 0
+        assert "OpenSSL makes no Ed25519 key" in ended.stderr
