@@ -18,7 +18,7 @@
 
 enum { DESCRIPTORS_MAX = 1 << 20 }; // a higher descriptor is refused like one too many: -EMFILE
 
-// Each returns a descriptor above those of the standard streams, or -errno; accepted sockets and epoll sets do not block.
+// Each returns a descriptor above the standard streams, or -errno; accepted sockets and epoll sets do not block.
 int descriptor_socket(int family, int type, int protocol);
 int descriptor_accept(int listener, struct sockaddr *from, socklen_t *length);
 int descriptor_epoll(void);

@@ -48,8 +48,8 @@ bool socket_is_of_user(int fd);
 // Accepts one connection, with the options of every connection set. -EAGAIN when none waits. `from` has family 0 for a
 // local socket of our user (net/rendezvous); those of other users are refused.
 int socket_accept(int listener, struct wire_address *from);
-// Begins to connect; poll for writable, then ask socket_connect_result: 0, -EINPROGRESS or -errno. `card`: of this host,
-// to dial from; an address of this host is dialled as without one. NULL: the system chooses.
+// Begins to connect; poll for writable, then ask socket_connect_result: 0, -EINPROGRESS or -errno. `card`: of this
+// host, to dial from; an address of this host is dialled as without one. NULL: the system chooses.
 int socket_dial_from(const struct card *card, const struct wire_address *address);
 static inline int socket_dial(const struct wire_address *address) { return socket_dial_from(NULL, address); }
 int socket_connect_result(int fd);
