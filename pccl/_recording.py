@@ -31,7 +31,7 @@ HEADER_BYTES = 4096
 RECORD_BYTES = 128
 RECORDS_MOST = 1 << 18
 
-_HEADER = struct.Struct("=8s4IQqIIIIQ16s72s72s72s")
+_HEADER = struct.Struct("=8s4IQqIIIIQ16s72s72s72sq")
 _RECORD = struct.Struct("=QqqqHBBI")
 _OPERATION = struct.Struct("=4QIIIHHBBBBBB32s")
 _EVENT = struct.Struct("=QQ16s56s")
@@ -215,6 +215,7 @@ class _Header(NamedTuple):
     host: bytes
     name: bytes
     run_name: bytes
+    opened_monotonic_ns: int
 
 
 def _header(fd: int) -> _Header:
@@ -238,16 +239,20 @@ class Taken:
 
     name: str
     at: float
+    monotonic: float
     head: _Header
     copies: list[bytes]
     locked: bool
 
-    def recording(self) -> Recording:
-        """Makes sense of them."""
+    def recording(self, *, by_clock_of_now: bool = False) -> Recording:
+        """Makes sense of them. `by_clock_of_now`: as if the clock of this host had been as now when a living process began."""
         head = self.head
-        opened = head.opened_ns / 1e9
-        events, torn = _events(self.copies, head.records, opened)
         host = _text(head.host)
+        runs = self.locked if host == socket.gethostname() else None
+        opened = head.opened_ns / 1e9
+        if by_clock_of_now and runs and head.opened_monotonic_ns:  # 0: a version before wrote it
+            opened = self.at - (self.monotonic - head.opened_monotonic_ns / 1e9)
+        events, torn = _events(self.copies, head.records, opened)
         return Recording(
             path=self.name,
             role={1: "peer", 2: "master"}.get(head.role, "unknown"),
@@ -260,7 +265,7 @@ class Taken:
             uuid=UUID(bytes=head.uuid),
             opened=opened,
             closed=head.closed == 1,
-            runs=self.locked if host == socket.gethostname() else None,
+            runs=runs,
             torn=torn,
             taken=self.at,
             events=events,
@@ -283,11 +288,11 @@ def _take(name: str, fd: int) -> Taken:
     whole = HEADER_BYTES + head.records * RECORD_BYTES
     if what.st_size < whole:
         raise RecordingError(f"{name} is cut off: it has {what.st_size} of {whole} bytes; copy it again")
-    at = time.time()
+    at, monotonic = time.time(), time.monotonic()
     copies = [_records(fd, whole) for _ in range(3)]
     if any(len(copy) < whole - HEADER_BYTES for copy in copies):
         raise RecordingError(f"{name} was cut off while it was read; copy it first")
-    return Taken(name=name, at=at, head=head, copies=copies, locked=_is_locked(fd))
+    return Taken(name=name, at=at, monotonic=monotonic, head=head, copies=copies, locked=_is_locked(fd))
 
 
 def _records(fd: int, whole: int) -> bytes:

@@ -37,6 +37,7 @@ struct header {
     uint64_t run;
     uint8_t id[RECORDER_ID_BYTES];
     char host[RECORDER_NAME_BYTES], name[RECORDER_NAME_BYTES], run_name[RECORDER_NAME_BYTES];
+    int64_t opened_monotonic_ns; // the same time by the clock that nobody sets
 };
 
 struct operation {
@@ -75,7 +76,9 @@ struct record {
 _Static_assert(sizeof(struct header) <= RECORDER_HEADER_BYTES, "the header fits");
 _Static_assert(sizeof(struct record) == RECORDER_RECORD_BYTES, "records have the size that readers expect");
 _Static_assert(offsetof(struct record, operation) == 40 && offsetof(struct record, event) == 40, "readers expect it");
-_Static_assert(offsetof(struct header, host) == 80 && offsetof(struct operation, ids) == 54, "readers expect it");
+_Static_assert(offsetof(struct header, host) == 80 && offsetof(struct header, opened_monotonic_ns) == 296,
+               "readers expect it");
+_Static_assert(offsetof(struct operation, ids) == 54, "readers expect it");
 
 struct recorder {
     pthread_mutex_t lock; // of what follows and of all writes; a leaf
@@ -297,6 +300,7 @@ static void describe(struct recorder *r, const struct recorder_options *options,
     h->records = records;
     h->process = (uint64_t)getpid();
     h->opened_since_1970_ns = (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec;
+    h->opened_monotonic_ns = r->opened_ns;
     h->role = options->role;
     gethostname(h->host, sizeof h->host - 1);
     snprintf(h->name, sizeof h->name, "%s", options->name);

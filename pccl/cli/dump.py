@@ -88,7 +88,7 @@ def _collect(sources: tuple[str, ...]) -> tuple[list[Recording], list[str]]:
         else:
             if path in named or every or one.head.process in processes:
                 taken.append(one)
-    found = [one.recording() for one in taken]
+    found = [one.recording(by_clock_of_now=True) for one in taken]
     errors += [
         f"process {process} has no events at {' or '.join(_recording.places()) or '/dev/shm'}; name the file of its PCCL_EVENTS"
         for process in sorted(processes - {one.process for one in found})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import struct
+import time
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -219,6 +222,20 @@ def test_a_record_that_was_being_written_is_counted(tmp_path: Path):
     content[4096 + 8 : 4096 + 16] = b"\1" * 8  # its serial is still 0
     path.write_bytes(content)
     assert _recording.read(path).torn == 1
+
+
+def test_a_clock_that_was_set_back(tmp_path: Path):
+    """The times of a living process are as if the clock had always been as it is now, so all processes of a host have one."""
+    path, began = tmp_path / "real.events", time.time()
+    with pccl.MasterNode("127.0.0.1:0", events=path):
+        with path.open("r+b") as file:
+            file.seek(32)
+            (opened,) = struct.unpack("q", file.read(8))
+            file.seek(32)
+            file.write(struct.pack("q", opened + 3600 * 10**9))
+        head, *_ = map(json.loads, CliRunner().invoke(command, ["--json", str(path)]).output.splitlines())
+    assert head["runs"]
+    assert began - 1 <= head["at"] <= time.time()
 
 
 def test_no_file(tmp_path: Path):
