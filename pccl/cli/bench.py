@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -26,7 +27,7 @@ from rich.table import Table
 import pccl
 from pccl._loader import _C
 from pccl._log import LEVELS, NOTICE
-from pccl._processes import python
+from pccl._processes import die_with_parent, python
 from pccl.cli import top
 
 DTYPES = ["uint8", "int8", "int16", "uint16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]
@@ -89,15 +90,16 @@ def _spawn(plan: Plan, address: str, rank: int, folder: str) -> subprocess.Popen
     task = json.dumps({"plan": asdict(plan), "address": address, "rank": rank, "folder": folder})
     output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
     environment = {"PCCL_LOG_LEVEL": "WARN", **os.environ}
-    return subprocess.Popen(python(PEER, task), stdout=output, text=True, env=environment)
+    dies = functools.partial(die_with_parent, os.getpid())
+    return subprocess.Popen(python(PEER, task), stdout=output, text=True, env=environment, preexec_fn=dies)
 
 
-def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "", insecure: bool = False, **files: Any) -> Iterator[Row]:
+def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "", **access: Any) -> Iterator[Row]:
     """Is one of `plan.world` peers of the run at `address`, all of which follow the same plan; gives a row per size.
 
-    `files` are the keys, or the certificate, its private key and the authorities, as `Communicator` takes them.
+    `access`: keys, or a certificate, its private key and the authorities, and `insecure`, as `Communicator` takes them.
     """
-    with pccl.Communicator(address, 0, plan.lanes, insecure=insecure, **files) as comm:
+    with pccl.Communicator(address, 0, plan.lanes, **access) as comm:
         comm.connect()
         try:
             comm.wait_for_peers(plan.world, timeout=FORM_SECONDS)
@@ -270,16 +272,12 @@ def command() -> None:
 @click.option("--pin", is_flag=True, help="pin each peer to one core")
 @click.option("--realtime", is_flag=True, help="run peers at real-time priority (needs root)")
 @click.option("--master", "address", metavar="HOST:PORT", help="join the run at this master as one of --world peers")
-@top.credential_options("with --master: ")
+@top.access_options("with --master: ")
 @click.option("--json", "as_json", is_flag=True, help="print JSON, one line per size")
 def allreduce(
     gloo: bool | None,
     address: str | None,
-    keys: str | None,
-    cert: str | None,
-    key: str | None,
-    ca: str | None,
-    insecure: bool,
+    access: top.Access,
     as_json: bool,
     **measured: Any,
 ) -> None:
@@ -287,8 +285,7 @@ def allreduce(
 
     Without --master the command starts a master and all peers on this machine, which use the keys that PCCL_KEYS names, if any.
     """
-    files: dict[str, Any] = {"keys": keys, "cert": cert, "key": key, "ca": ca}
-    if address is None and (insecure or any(files.values())):
+    if address is None and any(access):
         raise click.UsageError("--keys, --cert, --key, --ca and --insecure need --master; omit them, or set PCCL_KEYS")
     with_gloo = gloo if gloo is not None else address is None and importlib.util.find_spec("torch") is not None
     if with_gloo and address is not None:
@@ -296,13 +293,12 @@ def allreduce(
     if address is not None and any(measured[option] for option in ("pin", "realtime")):
         raise click.UsageError("--pin and --realtime are for peers that this command starts; omit them or --master")
     if address is not None:
-        top.Masters(address)  # refuses what is no address
+        top.Masters(address, access)  # refuses what is no address, and files that contradict each other
     plan = Plan(gloo=with_gloo, **measured)
-    top.options(**files)  # refuses files that contradict each other
     try:
         if importlib.util.find_spec("torch") is None:
             _ones(plan, 0)  # a package that is missing ends the command here
-        rows = take_part(plan, address, insecure=insecure, **files) if address else run_here(plan)
+        rows = take_part(plan, address, **access._asdict()) if address else run_here(plan)
         if as_json:
             for row in rows:
                 click.echo(json.dumps(row))

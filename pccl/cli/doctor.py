@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import functools
-import importlib.metadata
 import json
 import os
 import resource
@@ -20,7 +19,6 @@ from rich.text import Text
 
 import pccl
 from pccl._address import parse_endpoints
-from pccl._credentials import VARIABLES
 from pccl._errors import ConnectError, PCCLError, reason_of
 from pccl._loader import _C
 from pccl._reports import Diagnosis
@@ -76,26 +74,11 @@ def _finding(check: str, verdict: str, text: str, otherwise: str) -> Finding:
     return Finding(check, verdict, seen, advice or otherwise)
 
 
-class Access(NamedTuple):
-    """How a run is reached."""
+class Target(NamedTuple):
+    """The run that is checked, and how it is reached."""
 
     masters: str | None
-    keys: str | None
-    cert: str | None
-    key: str | None
-    ca: str | None
-    insecure: bool
-
-    @property
-    def files(self) -> list[str | None]:
-        """Keys, certificate, its key and authority: the options, or else what the environment names."""
-        given = [self.keys, self.cert, self.key, self.ca]
-        return given if any(given) else [os.environ.get(name) or None for name in VARIABLES]
-
-    @property
-    def credentials(self) -> bytes | None:
-        """As the core takes them."""
-        return top.options(*self.files)
+    access: top.Access
 
 
 @click.command("doctor", short_help="Find what on this machine stops pccl or slows it down.")
@@ -105,11 +88,9 @@ class Access(NamedTuple):
     metavar=top.MASTERS,
     help="also check the way to this run, and to each of its members  [default: PCCL_MASTER]",
 )
-@top.credential_options()
+@top.access_options()
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def command(
-    address: str | None, keys: str | None, cert: str | None, key: str | None, ca: str | None, insecure: bool, as_json: bool
-) -> None:
+def command(address: str | None, access: top.Access, as_json: bool) -> None:
     """Check this machine: the build, settings, keys, ports, limits, clock and network, and say what to do.
 
     Two peers of this host make an all-reduce. With --master the command also asks the master, and dials the address that the
@@ -118,8 +99,8 @@ def command(
     if address is not None:
         top.Masters(address)  # a wrong list ends the command here
     address = address or os.environ.get("PCCL_MASTER") or None
-    access = Access(address, keys, cert, key, ca, insecure)
-    findings = [finding for check in CHECKS for finding in check(access)]
+    target = Target(address, access.or_environment())
+    findings = [finding for check in CHECKS for finding in check(target)]
     if as_json:
         click.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
@@ -141,18 +122,17 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
-def _build(_access: Access) -> Iterator[Finding]:
+def _build(_target: Target) -> Iterator[Finding]:
     if _C.pccl_ext_has_tls():
         yield Finding("build", "ok", f"pccl {pccl.__version__}, with encryption")
     else:
-        advice = "install libssl-dev (Debian), openssl-devel (Fedora) or openssl (Arch), version 3, and build again"
-        yield Finding("build", "problem", f"pccl {pccl.__version__}, without encryption: keys cannot be used", advice)
-    lacking = info.lz4_missing()
+        seen, _, advice = info.TLS_MISSING.partition(". ")
+        yield Finding("build", "problem", f"pccl {pccl.__version__}, without encryption: {seen}", advice)
+    lacking, _, advice = info.lz4_missing().partition(". ")
     if lacking:
-        yield Finding("build", "warning", "no LZ4: shared state travels unpacked over slow links", lacking.rpartition(". ")[2])
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+        yield Finding("build", "warning", f"LZ4: {lacking}", advice)
+    version = info.version_of("torch")
+    if version is None:
         yield Finding("torch", "ok", "not installed; pccl.distributed and pccl.diloco need it")
         return
     from pccl._torch_backend import TESTED
@@ -165,7 +145,7 @@ def _build(_access: Access) -> Iterator[Finding]:
         )
 
 
-def _environment(_access: Access) -> Iterator[Finding]:
+def _environment(_target: Target) -> Iterator[Finding]:
     """Reports environment variables with wrong values, those that the library reads later included."""
     known = info.environment()
     set_here = sorted(name for name in known if os.environ.get(name))
@@ -190,7 +170,7 @@ def _trial() -> trial.Trial:
     return trial.run()
 
 
-def _reduce(_access: Access) -> Iterator[Finding]:
+def _reduce(_target: Target) -> Iterator[Finding]:
     """Reports whether two peers of this host can all-reduce."""
     tried = _trial()
     if tried.failure:
@@ -204,11 +184,11 @@ def _reduce(_access: Access) -> Iterator[Finding]:
         yield Finding("trial", "warning", "no file can be made for the events of a process, which `pccl dump` shows", advice)
 
 
-def _keys(access: Access) -> Iterator[Finding]:
+def _keys(target: Target) -> Iterator[Finding]:
     """By making a communicator, which reads what it is given and connects to nobody."""
-    keys, cert, key, ca = access.files
+    keys, cert, key, ca, insecure = target.access
     if not (keys or cert):
-        trusts = access.insecure or os.environ.get("PCCL_INSECURE") == "1"
+        trusts = insecure or os.environ.get("PCCL_INSECURE") == "1"
         advice = "" if trusts else "between machines a run needs some: `pccl keys RUN`"
         yield Finding("keys", "warning" if advice else "ok", "none", advice)
         return
@@ -220,7 +200,7 @@ def _keys(access: Access) -> Iterator[Finding]:
         yield Finding("keys", "ok", "they can be read")
 
 
-def _ports(_access: Access) -> Iterator[Finding]:
+def _ports(_target: Target) -> Iterator[Finding]:
     master = int(_C.CCOIP_PROTOCOL_PORT_MASTER)
     peer = next((port for port in range(FIRST_PEER_PORT, 1 << 16) if _is_free(port)), None)
     low, high = (int(word) for word in _read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split())
@@ -257,7 +237,7 @@ def _is_in(port: int, ranges: str) -> bool:
     return False
 
 
-def _limits(_access: Access) -> Iterator[Finding]:
+def _limits(_target: Target) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS:
         few = soft < FEW_DESCRIPTORS
@@ -284,7 +264,7 @@ class _Timex(ctypes.Structure):
 _CLOCK_ERROR = 5
 
 
-def _clock(_access: Access) -> Iterator[Finding]:
+def _clock(_target: Target) -> Iterator[Finding]:
     """By `adjtimex`, which tells whether a time service holds the clock."""
     libc = ctypes.CDLL(None, use_errno=True)
     state = libc.adjtimex(ctypes.byref(_Timex())) if hasattr(libc, "adjtimex") else -1
@@ -295,8 +275,8 @@ def _clock(_access: Access) -> Iterator[Finding]:
         yield Finding("clock", "ok", "held by a time service")
 
 
-def _network(_access: Access) -> Iterator[Finding]:
-    wanted = os.environ.get("PCCL_CONGESTION_CONTROL", "system")
+def _network(_target: Target) -> Iterator[Finding]:
+    wanted = os.environ.get("PCCL_CONGESTION_CONTROL") or "system"
     permitted = _read("/proc/sys/net/ipv4/tcp_allowed_congestion_control", "").split()
     current = _read("/proc/sys/net/ipv4/tcp_congestion_control", "")
     if wanted != "system" and permitted and wanted not in permitted:
@@ -315,17 +295,17 @@ def _network(_access: Access) -> Iterator[Finding]:
         yield Finding("network", "problem", "windows are at most 64 KiB", "sysctl -w net.ipv4.tcp_window_scaling=1")
 
 
-def _run(access: Access) -> Iterator[Finding]:
+def _run(target: Target) -> Iterator[Finding]:
     """Asks each master by itself, and dials each member that the one that serves the run names."""
-    if access.masters is None:
+    if target.masters is None:
         return
     try:
-        given, endpoints = access.credentials, parse_endpoints(access.masters)
+        endpoints = parse_endpoints(target.masters)
+        masters = [top.Masters(str(endpoint), target.access) for endpoint in endpoints]
     except (click.UsageError, AssertionError, ValueError):
         return  # the check of the keys tells, or that of the environment
-    for endpoint in endpoints:
+    for endpoint, asked in zip(endpoints, masters, strict=True):
         master = str(endpoint)
-        asked = top.Masters(master, given, access.insecure)
         try:
             told = asked.ask()
         except ConnectError as error:
@@ -384,6 +364,6 @@ def _read(path: str, otherwise: str) -> str:
         return otherwise
 
 
-CHECKS: tuple[Callable[[Access], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Target], Iterator[Finding]], ...] = (
     _build, _environment, _keys, _ports, _limits, _clock, _network, _reduce, _run,
 )  # fmt: skip

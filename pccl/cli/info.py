@@ -21,11 +21,9 @@ from pccl.cli import links, top
 @click.option(
     "--master", "address", metavar=top.MASTERS, help="also show the links of the run at this master, or list of masters"
 )
-@top.credential_options("with --master: ")
+@top.access_options("with --master: ")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def command(
-    address: str | None, keys: str | None, cert: str | None, key: str | None, ca: str | None, insecure: bool, as_json: bool
-) -> None:
+def command(address: str | None, access: top.Access, as_json: bool) -> None:
     """Show the build, the instruction set in use, the settings, and what else is installed.
 
     With --master it also shows the links between the members of a run (docs/diagnosis.md#links). Exit status: 1 if no master
@@ -33,7 +31,7 @@ def command(
     """
     facts = _facts()
     facts_of_json = {**facts, "environment": {name: os.environ.get(name) for name in environment()}}
-    masters = None if address is None else top.Masters(address, top.options(keys, cert, key, ca), insecure)
+    masters = None if address is None else top.Masters(address, access)
     if as_json:
         try:
             if masters is not None:
@@ -80,15 +78,15 @@ def _facts() -> dict[str, object]:
         "CUDA tensors": f"{'yes' if pccl.cuda.device_count() > 0 else 'no'}: {pccl.cuda.describe()}",
         "CUDA kernels": _cuda_kernels(),
         "LZ4": lz4_missing() or "yes",
-        "encryption": "yes" if _C.pccl_ext_has_tls() else f"no: {_TLS_MISSING}",
+        "encryption": "yes" if _C.pccl_ext_has_tls() else f"no: {TLS_MISSING}",
         "default port": _C.CCOIP_PROTOCOL_PORT_MASTER,
         "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "numpy")},
+        **{name: version_of(name) for name in ("torch", "numpy")},
     }
 
 
-_TLS_MISSING = (
+TLS_MISSING = (
     "keys cannot be used. To have it, install libssl-dev (Debian), openssl-devel (Fedora) or openssl (Arch), version 3, "
     "and build again"
 )
@@ -112,7 +110,8 @@ def lz4_missing() -> str:
     )
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Returns the version of a package; None: it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -70,7 +70,11 @@ from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_
     help="without keys, listen beyond this host all the same: everybody who reaches the master can join the run and read its "
     "tensors  [default: PCCL_INSECURE=1]",
 )
-@click.option("--web", metavar="HOST:PORT", help="also serve a page with the run, as `pccl web` does; it prints its address")
+@click.option(
+    "--web",
+    metavar="HOST:PORT",
+    help="also serve a page with the run, as `pccl web` does; it prints its address, with --background to the log",
+)
 @click.option("--background", is_flag=True, help="return once it listens; it goes on in a session of its own")
 @click.option("--log", type=click.Path(), metavar="FILE", help="with --background: write the log there  [default: nowhere]")
 def command(
@@ -92,6 +96,8 @@ def command(
     """Run a master, or a standby, until Ctrl-C, which ends the run, or SIGTERM."""
     if log is not None and not background:
         raise click.UsageError("--log goes with --background; otherwise the log goes to standard error")
+    if web is not None and background and log is None:
+        raise click.UsageError("--web with --background needs --log FILE, to which it writes the address of the page")
 
     named = {"keys": keys, "cert": cert, "key": key, "ca": ca}
     if not any(named.values()):
@@ -105,9 +111,9 @@ def command(
 
     def serve_given(ready: Callable[[], None] = lambda: None) -> int:
         def begin() -> None:
+            ready()  # first: the page must not keep open what the caller of --background reads to its end
             if page is not None:
                 subprocess.Popen([*page, "--parent", str(os.getpid())], stdin=subprocess.DEVNULL)
-            ready()
 
         return serve(address, heartbeat_limit, masters, on_sigterm, advertise, until_empty, begin, insecure=insecure, **paths)
 

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import click
 
 from pccl._address import parse_endpoint
-from pccl._credentials import credentials, environment_has_some
 from pccl._errors import PCCLError, Result
 from pccl._relay import Relay
+from pccl.cli import top
 
 
 @click.command("relay", short_help="Join peers that cannot dial each other.")
 @click.argument("address", metavar="HOST:PORT")
+@top.access_options(keys="keys of the run that may use it (`pccl keys`)", insecure="let everybody use it; for runs without keys")
 @click.option(
-    "--keys", type=click.Path(), metavar="FILE", help="keys of the run that may use it (`pccl keys`)  [default: PCCL_KEYS]"
+    "--links", default=1024, show_default=True, type=click.IntRange(1, 1 << 20), help="connections that it joins at most"
 )
-@click.option("--cert", type=click.Path(), metavar="FILE", help="or a certificate of the run, in PEM  [default: PCCL_CERT]")
-@click.option("--key", type=click.Path(), metavar="FILE", help="with --cert: its private key  [default: PCCL_KEY]")
-@click.option("--ca", type=click.Path(), metavar="FILE", help="with --cert: the authorities that are trusted  [default: PCCL_CA]")
-@click.option("--insecure", is_flag=True, help="let everybody use it; for runs without keys")
-@click.option("--links", default=1024, show_default=True, type=click.IntRange(1), help="connections that it joins at most")
-def command(
-    address: str, keys: str | None, cert: str | None, key: str | None, ca: str | None, insecure: bool, links: int
-) -> None:
+def command(address: str, access: top.Access, links: int) -> None:
     """Listen at HOST:PORT, and join the peers whose PCCL_RELAY names this address.
 
     It copies bytes, and knows neither the run's tensors nor its members: peers encrypt through it. Exit status: 1 if it cannot
@@ -33,12 +26,10 @@ def command(
     """
     try:
         endpoint = parse_endpoint(address)
-        if not (keys or cert or key or ca) and environment_has_some():
-            keys, cert, key, ca = (os.environ.get(f"PCCL_{name}") or None for name in ("KEYS", "CERT", "KEY", "CA"))
-        named = credentials(keys, cert, key, ca)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    if (named is None) != insecure:
+    named = access.or_environment().credentials
+    if (named is None) != access.insecure:
         raise click.UsageError("give --keys FILE or --cert FILE, so that only peers of the run can use the relay, or --insecure")
     try:
         relay = Relay(endpoint, named, links=links)

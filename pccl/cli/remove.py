@@ -59,7 +59,7 @@ def stacks(member: str, address: str, keys: str | None) -> None:
 
 
 def _look_up(address: str, member: str, keys: str | None) -> tuple[top.Masters, MemberReport]:
-    masters = top.Masters(address, top.options(keys, None, None, None))
+    masters = top.Masters(address, top.Access(keys))
     told = masters.ask_once()
     found = find(told.members, member)
     if found is None:

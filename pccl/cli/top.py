@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 from uuid import UUID
 
 import click
@@ -19,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pccl._address import is_loopback, parse_endpoints
-from pccl._credentials import credentials, environment_has_some
+from pccl._credentials import VARIABLES, credentials, environment_has_some
 from pccl._diagnosis import diagnose_run, remove_member, runs_at, stacks_of
 from pccl._errors import ConnectError, PCCLError
 from pccl._keys import run_of
@@ -33,7 +35,30 @@ PIPE_WIDTH = 160
 MASTERS = "HOST:PORT[,HOST:PORT...][/RUN]"
 RUNS = "runs of these masters: "
 
-Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Access(NamedTuple):
+    """What a command shows to masters: a file of keys, or a certificate with its private key and the trusted authorities."""
+
+    keys: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
+    insecure: bool = False
+
+    @property
+    def credentials(self) -> bytes | None:
+        """As the core takes them; None: what the environment names. The error is click's."""
+        try:
+            return credentials(*self[:4])
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+
+    def or_environment(self) -> Access:
+        """Returns the same, or with the files that the environment names if it names none."""
+        keys, cert, key, ca = (os.environ.get(name) or None for name in VARIABLES)
+        return self if any(self[:4]) else Access(keys, cert, key, ca, self.insecure)
 
 
 def master_option(meaning: str) -> Callable[[Command], Command]:
@@ -43,34 +68,36 @@ def master_option(meaning: str) -> Callable[[Command], Command]:
     )
 
 
-def credential_options(before: str = "") -> Callable[[Command], Command]:
-    """Adds the options by which a command connects to a master; `before` begins the help of those that need no --cert."""
-    added = (
-        click.option(
-            "--keys",
-            type=click.Path(),
-            metavar="FILE",
-            help=f"{before}key file of the run, for a peer or a master [default: PCCL_KEYS]",
-        ),
-        click.option(
-            "--cert",
-            type=click.Path(),
-            metavar="FILE",
-            help=f"{before}or a certificate of its authority, in PEM [default: PCCL_CERT]",
-        ),
-        click.option("--key", type=click.Path(), metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]"),
-        click.option(
-            "--ca", type=click.Path(), metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]"
-        ),
-        click.option(
-            "--insecure", is_flag=True, help=f"{before}use a master on another host without keys [default: PCCL_INSECURE=1]"
-        ),
-    )
+def access_options(
+    before: str = "",
+    keys: str = "key file of the run, for a peer or a master",
+    insecure: str = "use a master on another host without keys [default: PCCL_INSECURE=1]",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds the options of an Access, which the command gets as `access`.
 
-    def add(command: Command) -> Command:
+    `before` begins the help of those that need no --cert; `keys` and `insecure` say what these are for.
+    """
+    texts = {
+        "keys": f"{before}{keys}",
+        "cert": f"{before}or a certificate of its authority, in PEM",
+        "key": "with --cert: its private key",
+        "ca": "with --cert: the authorities that are trusted",
+    }
+    added = [
+        click.option(f"--{name}", type=click.Path(), metavar="FILE", help=f"{text} [default: PCCL_{name.upper()}]")
+        for name, text in texts.items()
+    ]
+    added.append(click.option("--insecure", is_flag=True, help=f"{before}{insecure}"))
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def called(**given: Any) -> Any:
+            return command(access=Access(**{name: given.pop(name) for name in Access._fields}), **given)
+
+        made: Callable[..., Any] = called
         for option in reversed(added):  # click lists the last one first
-            command = option(command)
-        return command
+            made = option(made)
+        return made
 
     return add
 
@@ -78,20 +105,10 @@ def credential_options(before: str = "") -> Callable[[Command], Command]:
 @click.command("top", short_help="Show what slows a run down, live.")
 @master_option("master of the run, or all masters, as the peers name them")
 @click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two requests")
-@credential_options()
+@access_options()
 @click.option("--once", is_flag=True, help="print one table and exit")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per line; with --once only one")
-def command(
-    address: str,
-    interval: float,
-    keys: str | None,
-    cert: str | None,
-    key: str | None,
-    ca: str | None,
-    insecure: bool,
-    once: bool,
-    as_json: bool,
-) -> None:
+def command(address: str, interval: float, access: Access, once: bool, as_json: bool) -> None:
     """Show what slows a run down: its members, links and findings, until Ctrl-C.
 
     If a master that answered once stops answering, the command asks again. docs/diagnosis.md explains the findings. All
@@ -104,7 +121,7 @@ def command(
     Links: rate while bytes were in flight, and the share of that time; shares of samples with unsent data, of time with a full
     receive window, and of retransmitted segments; shortest round trip; delay of a heartbeat under load.
     """
-    masters = Masters(address, options(keys, cert, key, ca), insecure)
+    masters = Masters(address, access)
     newest = masters.ask_once()
     console = standard_output()
     if once or as_json or not console.is_terminal:
@@ -113,7 +130,7 @@ def command(
             time.sleep(interval)
             try:
                 _print(console, masters.ask(), masters, as_json)
-            except ConnectError as error:
+            except PCCLError as error:
                 click.echo(f"{error.detail}: asking again", err=True)
         return
     _end_on_signals()
@@ -134,7 +151,7 @@ def _show(console: Console, newest: Diagnosis, masters: Masters, interval: float
             try:
                 shown = render(masters.ask(), masters.no_run)
                 live.update(shown, refresh=True)
-            except ConnectError as error:
+            except PCCLError as error:  # the files of keys may be gone, too
                 words = Text(f"{error.detail}: asking again. The last answer was:", "bold red")
                 live.update(Group(words, shown), refresh=True)
 
@@ -150,20 +167,12 @@ def _end_on_signals() -> None:
             signal.signal(number, end)
 
 
-def options(keys: str | None, cert: str | None, key: str | None, ca: str | None) -> bytes | None:
-    """Returns the credentials that options name. The error is click's."""
-    try:
-        return credentials(keys, cert, key, ca)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
 class Masters:
     """The masters of a run, one of which serves it: the value of --master."""
 
-    def __init__(self, addresses: str, keys: str | bytes | None = None, insecure: bool = False) -> None:
-        self._keys = keys
-        self._insecure = insecure
+    def __init__(self, addresses: str, access: Access | None = None) -> None:
+        access = access or Access()
+        self._keys, self._insecure = access.credentials, access.insecure
         try:
             self._endpoints = parse_endpoints(addresses)
         except (AssertionError, ValueError) as error:

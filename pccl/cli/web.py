@@ -22,7 +22,7 @@ from pccl._errors import ConnectError, PCCLError
 from pccl.cli import top
 from pccl.cli.remove import find
 from pccl.lab.ranges import Range
-from pccl.monitor.history import Log, Recorder, create_file, read_file
+from pccl.monitor.history import Log, Recorder, create_file, read_file, wall_clock
 from pccl.monitor.server import Page, new_token
 
 LISTEN = "127.0.0.1:8080"
@@ -46,7 +46,7 @@ public_option = click.option(
     "--events", type=click.Path(), metavar="FILE", help="also write the events there, for `pccl replay`; it must not exist"
 )
 @public_option
-@top.credential_options()
+@top.access_options()
 @click.option("--parent", type=int, hidden=True, help="end when this process ends")
 def command(
     address: str,
@@ -54,11 +54,7 @@ def command(
     interval: float,
     events: str | None,
     public: bool,
-    keys: str | None,
-    cert: str | None,
-    key: str | None,
-    ca: str | None,
-    insecure: bool,
+    access: top.Access,
     parent: int | None,
 ) -> None:
     """Show a run in a browser: its members, links, findings and history, and metrics for Prometheus at /metrics.
@@ -70,28 +66,29 @@ def command(
 
     if parent is not None:
         _end_with(parent)
-    masters = top.Masters(address, top.options(keys, cert, key, ca), insecure)
-    log, recorder, metrics = Log(), Recorder(), Metrics()
-    act_token = _act_token(keys, cert)
-    act = _actor(top.Masters(address, top.options(keys, cert, key, ca), insecure), log) if act_token else None
-    page = _serve(listen, log, lambda: (metrics.text(), metrics.content_type), _token(keys, cert), public, act, act_token)
+    masters = top.Masters(address, access)
+    log, recorder, metrics, clock = Log(), Recorder(), Metrics(), wall_clock()
+    token, act_token = _tokens(access)
+    act = _actor(top.Masters(address, access), log, clock) if act_token else None
+    page = _serve(listen, log, lambda: (metrics.text(), metrics.content_type), token, public, act, act_token)
     with contextlib.nullcontext() if events is None else _created(events) as log.file:
         click.echo(page.url)
         if page.act_url:
             click.echo(f"to drain and expel members, and to see their stacks: {page.act_url}")
-        silent, missed = False, ""
+        silent: bool | None = None
+        missed = ""
         while True:
-            at = time.time()
+            at = clock()
             try:
                 told = masters.ask()
-            except ConnectError as error:
+            except PCCLError as error:
+                if silent is None and not isinstance(error, ConnectError):  # the keys: they cannot be used, or are missing
+                    raise click.UsageError(error.detail) from None
                 if not silent:
                     click.echo(f"{error.detail}: asking again", err=True)
                 silent = True
                 found = recorder.silence(at, error.detail)
                 metrics.observe(None, found)
-            except PCCLError as error:  # the keys: they cannot be used, or are missing
-                raise click.UsageError(error.detail) from None
             else:
                 silent = False
                 why = "" if top.has_members(told) else masters.no_run()
@@ -106,7 +103,7 @@ def command(
                 click.echo(f"--events: {events} cannot be written any more: {error.strerror}; the page continues", err=True)
                 log.file = None
                 log.add(found)
-            time.sleep(max(0.0, at + interval - time.time()))
+            time.sleep(max(0.0, at + interval - clock()))
 
 
 @click.command("replay", short_help="Show a run that has ended in a browser, from a file of events.")
@@ -140,7 +137,7 @@ def _created(path: str) -> IO[bytes]:
 Actor = Callable[[str, str], tuple[bool, str]]
 
 
-def _actor(masters: top.Masters, log: Log) -> Actor:
+def _actor(masters: top.Masters, log: Log, clock: Callable[[], float]) -> Actor:
     """What the page does to members, from any of its threads; events tell of it."""
     lock = threading.Lock()
 
@@ -157,7 +154,7 @@ def _actor(masters: top.Masters, log: Log) -> Actor:
         except PCCLError as error:
             return False, f"{error.detail}\n"
         with contextlib.suppress(OSError):
-            log.add([{"at": time.time(), "kind": "acted", "action": action, "member": member}])
+            log.add([{"at": clock(), "kind": "acted", "action": action, "member": member}])
         return True, "done\n"
 
     return act
@@ -195,28 +192,21 @@ def page_address(listen: str, option: str, public: bool) -> Endpoint:
     )
 
 
-def _token(keys: str | None, cert: str | None) -> str:
-    """Made from the keys, if there is a file of them: each who has it can make it."""
-    found = _found(keys, cert)
-    return new_token() if found is None else hmac.new(found.secrets[0], b"pccl web", hashlib.sha256).hexdigest()[:40]
+def _tokens(access: top.Access) -> tuple[str, str]:
+    """Returns the token of the page, which each can make who has the file of keys, if there is one, and that of actions.
 
-
-def _act_token(keys: str | None, cert: str | None) -> str:
-    """Made from the key of the masters; "": these are no keys of masters, and the page only shows."""
-    found = _found(keys, cert)
-    if found is None or found.master_key is None:
-        return ""
-    return hmac.new(found.master_key, b"pccl web acts", hashlib.sha256).hexdigest()[:40]
-
-
-def _found(keys: str | None, cert: str | None) -> _keys.Keys | None:
-    path = keys or (None if cert else os.environ.get("PCCL_KEYS"))
+    The latter is made from the key of the masters; "": these are no keys of masters, and the page only shows.
+    """
+    path = access.or_environment().keys
     if not path:
-        return None
+        return new_token(), ""
     try:
-        return _keys.read_file(path)[1]
+        found = _keys.read_file(path)[1]
     except (OSError, PCCLError, _keys.KeysError) as error:
         raise click.UsageError(str(error)) from None
+    made = [(found.secrets[0], b"pccl web"), (found.master_key, b"pccl web acts")]
+    see, act = ("" if key is None else hmac.new(key, text, hashlib.sha256).hexdigest()[:40] for key, text in made)
+    return see, act
 
 
 def _end_with(parent: int) -> None:

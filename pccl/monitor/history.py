@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import threading
+import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import IO, Any
 
@@ -57,6 +59,12 @@ SAMPLE_PARTS = (("members", dict), ("links", dict), ("quiet", list))
 
 LATEST = 1e11
 """Seconds since 1970, that a date may have."""
+
+
+def wall_clock() -> Callable[[], float]:
+    """Returns a clock in seconds since 1970 that never jumps: the system's as it is now, then by the time that passes."""
+    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return lambda: began + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Recorder:
@@ -238,6 +246,8 @@ class Log:
 
     def __init__(self, most_bytes: int = 32 << 20) -> None:
         """`most_bytes`: of the events in memory, as JSON."""
+        self.name = secrets.token_hex(8)
+        """By which a page notices that the numbers are those of another log: its server was restarted."""
         self.file: IO[bytes] | None = None
         self._lines: deque[bytes] = deque()
         self._first = 0
@@ -252,7 +262,6 @@ class Log:
             return
         if self.file is not None:
             self.file.write(b"".join(line + b"\n" for line in lines))
-            self.file.flush()
         with self._news:
             for line in lines:
                 self._lines.append(line)
@@ -263,17 +272,23 @@ class Log:
             self._news.notify_all()
 
     def after(self, number: int, patience: float, most: int = 5000) -> tuple[list[bytes], int]:
-        """Events from this number on, at most so many, and the number of the next. Waits `patience` seconds for the first."""
+        """Events from this number on, at most so many, and the number of the next. Waits `patience` seconds for the first.
+
+        A number beyond the next one is of another log: it counts as 0.
+        """
         with self._news:
-            self._news.wait_for(lambda: self._first + len(self._lines) > number, patience)
-            begin = max(number, self._first)
+            self._news.wait_for(lambda: self._first + len(self._lines) != number, patience)
+            begin = max(number if number <= self._first + len(self._lines) else 0, self._first)
             lines = list(islice(self._lines, begin - self._first, begin - self._first + most))
             return lines, begin + len(lines)
 
 
 def create_file(path: str) -> IO[bytes]:
-    """Opens a file for a Log, which nobody else may read: names and addresses are in it. FileExistsError: it is there."""
-    opened = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
+    """Opens a file for a Log, which nobody else may read: names and addresses are in it. FileExistsError: it is there.
+
+    It has no buffer: what a full disk has refused once must not be written when it is closed.
+    """
+    opened = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb", 0)
     opened.write(json.dumps({"kind": "pccl-events", "format": FORMAT}).encode() + b"\n")
     return opened
 

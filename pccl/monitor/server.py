@@ -187,7 +187,8 @@ class _Request(BaseHTTPRequestHandler):
         lines, number = self.server.log.after(int(after), POLL_SECONDS if self.server.live else 0.0)
         live = b"true" if self.server.live else b"false"
         acts = b"true" if self.server.act is not None and self._may_act() else b"false"
-        body = b'{"next":%d,"live":%s,"acts":%s,"events":[' % (number, live, acts) + b",".join(lines) + b"]}"
+        head = b'{"log":"%s","next":%d,"live":%s,"acts":%s,"events":[' % (self.server.log.name.encode(), number, live, acts)
+        body = head + b",".join(lines) + b"]}"
         self._answer(HTTPStatus.OK, body, "application/json")
 
     def _answer(self, status: HTTPStatus, body: bytes, kind: str, cookies: Iterable[tuple[str, str]] = ()) -> None:

@@ -74,10 +74,13 @@ class Answers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, told: dict[int, Diagnosis | None]) -> None:
         self.told = told
         self.asked: list[int] = []
+        self.fails: pccl.PCCLError | None = None
         monkeypatch.setattr(top, "diagnose_run", self)
 
     def __call__(self, endpoint: pccl._address.Endpoint, keys: str | None = None, insecure: bool = False) -> Diagnosis:
         self.asked.append(endpoint.port)
+        if self.fails is not None:
+            raise self.fails
         if (told := self.told[endpoint.port]) is None:
             raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", f"no master answers at {endpoint}")
         return told
@@ -93,6 +96,22 @@ def test_the_master_that_serves_the_run_is_asked_first(monkeypatch):
     answers.told = {1: RUN, 2: NO_RUN, 3: None}
     assert masters.ask() is RUN
     assert answers.asked == [1, 2, 3, 3, 3, 1]
+
+
+@pytest.mark.parametrize("result", [Result.MASTER_CONNECTION_FAILED, Result.INVALID_ARGUMENT])
+def test_top_asks_again_whatever_the_later_answer(monkeypatch, result):
+    """The files of keys may go with the run, as those of `pccl launch` do."""
+    answers = Answers(monkeypatch, {1: RUN})
+
+    def sleep(_seconds: float) -> None:
+        if len(answers.asked) == 2:
+            raise KeyboardInterrupt
+        error = ConnectError if result is Result.MASTER_CONNECTION_FAILED else pccl.PCCLError
+        monkeypatch.setattr(answers, "fails", error(result, "pcclDiagnose", "it has gone"))
+
+    monkeypatch.setattr("pccl.cli.top.time.sleep", sleep)
+    found = CliRunner().invoke(main, ["top", "--master", "127.0.0.1:1", "--json"])
+    assert found.stderr == "it has gone: asking again\ninterrupted\n"
 
 
 def test_masters_of_which_none_serves_a_run(monkeypatch):

@@ -2,6 +2,7 @@
 // The history of a run, from /events (docs/event-files.md#pccl-web). Everything shown is asked of `run` for one time.
 
 const VALUES = { operations: 0, operationMs: 1, busy: 2, live: 3, oldest: 4, lateMs: 5, silent: 6, processor: 7 };
+const PATIENCE_SECONDS = 40; // with the server, which answers within 20 s
 const WAITS_SECONDS = 2, SILENT_SECONDS = 2, ROW = 20, AXIS = 22, EVENTS_MOST = 300, LINKS_MOST = 64;
 const RECENT_SECONDS = 60; // for which a loss is news
 const LIVE_SECONDS = [20, 120]; // of the time line of a run that goes on, until the reader zooms
@@ -535,8 +536,8 @@ $("out").addEventListener("click", () => zoom(2));
 $("all").addEventListener("click", showAll);
 addEventListener("resize", draw);
 setInterval(() => { // time passes although nothing happens
-  if (!run.live || run.ahead === undefined) return;
-  run.last = Math.max(run.last, Date.now() / 1000 + run.ahead);
+  if (!run.live || run.silent || run.ahead === undefined) return;
+  run.last = Math.max(run.last, performance.now() / 1000 + run.ahead);
   if (view.at === null) draw();
 }, 1000);
 
@@ -544,13 +545,14 @@ async function follow() {
   let next = 0, begun = false;
   for (;;) {
     try {
-      const answer = await fetch(`events?after=${next}`);
-      if (!answer.ok) throw new Error(`${answer.status}`);
-      const { next: number, live, acts, events } = await answer.json();
-      Object.assign(run, { live, acts });
+      const answer = await fetch(`events?after=${next}`, { signal: AbortSignal.timeout(1000 * PATIENCE_SECONDS) });
+      if (!answer.ok) throw new Error(answer.status === 403 ? "Open the address that pccl prints now" : `${answer.status}`);
+      const { log, next: number, live, acts, events } = await answer.json();
+      if ((run.log ??= log) !== log) return location.reload(); // the server was restarted, and knows nothing of this history
+      Object.assign(run, { live, acts, silent: false });
       for (const event of events)
         try { take(event); } catch (error) { console.error(error, event); } // of a damaged file
-      if (events.length) run.ahead = run.last - Date.now() / 1000;
+      if (events.length) run.ahead = run.last - performance.now() / 1000; // which never jumps
       const more = number > next;
       next = number;
       if (events.length && !begun) {
@@ -561,7 +563,8 @@ async function follow() {
       if (!live) { showAll(); return; }
       draw();
     } catch (error) {
-      $("state").textContent = "This page's server does not answer";
+      run.silent = true; // what is shown is no news any more
+      $("state").textContent = error.message.startsWith("Open") ? error.message : "This page's server does not answer";
       document.querySelector("header").className = "fails";
       await new Promise((done) => setTimeout(done, 2000));
     }

@@ -26,9 +26,10 @@ from test_history import joiner, member, straggler, told
 import pccl
 from pccl._address import is_loopback
 from pccl.cli import main
-from pccl.cli.web import _token
+from pccl.cli.top import Access
+from pccl.cli.web import _tokens
 from pccl.lab.ports import free_ports
-from pccl.monitor.history import Log, Recorder, create_file
+from pccl.monitor.history import Log, Recorder, create_file, read_file
 from pccl.monitor.metrics import Metrics
 from pccl.monitor.server import COOKIE, FILES, STATIC, Page
 
@@ -86,7 +87,20 @@ def test_the_token_opens_the_page_in_three_ways(page):
     for headers in ({"Cookie": cookie}, {"Authorization": f"Bearer {TOKEN}"}):
         answer = get(page, "/events", **headers)
         assert answer.status == 200
-        assert json.load(answer) == {"next": 1, "live": True, "acts": False, "events": [{"at": 1.0, "kind": "epoch"}]}
+        assert json.load(answer) == {
+            "log": page.log.name,
+            "next": 1,
+            "live": True,
+            "acts": False,
+            "events": [{"at": 1.0, "kind": "epoch"}],
+        }
+
+
+def test_a_reader_of_another_log_gets_all_of_this_one(page):
+    """A page that stays open while its server is restarted asks for numbers that the new log does not have yet."""
+    page.log.add([{"at": 1.0, "kind": "epoch"}])
+    answer = json.load(get(page, f"/events?after=5000&token={TOKEN}"))
+    assert (answer["next"], answer["events"]) == (1, [{"at": 1.0, "kind": "epoch"}])
 
 
 def test_files_are_small_and_ask_nobody_else(page):
@@ -170,7 +184,7 @@ def test_loopback(host, found):
 def test_the_token_of_keys_is_the_same_for_both_roles_and_tells_no_secret(tmp_path):
     run = tmp_path / "run"
     assert CliRunner().invoke(main, ["keys", str(run)]).exit_code == 0
-    tokens = {_token(f"{run}.{role}", None) for role in ("master", "peer")}
+    tokens = {_tokens(Access(f"{run}.{role}"))[0] for role in ("master", "peer")}
     assert len(tokens) == 1
     assert tokens.pop() not in Path(f"{run}.peer").read_text()
 
@@ -236,6 +250,29 @@ def test_a_full_disk_ends_the_file_and_not_the_page(monkeypatch):
     assert len(seen) == 3
 
 
+@pytest.mark.timeout(60)
+def test_a_clock_that_is_set_back_stops_no_sample(monkeypatch, tmp_path):
+    monkeypatch.setattr("pccl.cli.top.Masters.ask", lambda self: told(member(1, live=len(pauses))))
+    pauses: list[float] = []
+    real = time.time
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        monkeypatch.setattr("time.time", lambda: real() - 3600)
+        monkeypatch.setattr("time.clock_gettime", lambda _: began + len(pauses))
+        if len(pauses) == 4:
+            raise KeyboardInterrupt
+
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr("pccl.cli.web.time.sleep", sleep)
+    path = tmp_path / "run.events"
+    CliRunner().invoke(main, ["web", "--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--events", str(path)])
+    assert all(pause <= 1.0 for pause in pauses)
+    events = list(read_file(str(path)))
+    assert sum(event["kind"] == "sample" for event in events) == 4
+    assert [event["at"] for event in events] == sorted(event["at"] for event in events)
+
+
 def test_a_page_without_a_master_says_so_once():
     command = [sys.executable, "-m", "pccl", "web", "--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--interval", "0.2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as web:
@@ -264,6 +301,48 @@ def test_a_master_with_a_page_takes_it_along_when_it_ends():
         finally:
             master.terminate()
         assert master.stdout.read() == ""  # at its end: the page has ended, too
+
+
+@pytest.mark.timeout(60)
+def test_a_master_in_the_background_with_a_page(tmp_path):
+    """The command returns, and the page ends with the master."""
+    (port,) = free_ports(1)
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "pccl", "master", "--listen", f"127.0.0.1:{port}", "--web", "127.0.0.1:0", "--background"]
+    assert "needs --log" in subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False).stderr
+    command += ["--until-empty", "2", "--log", str(log)]
+    assert "listening on" in subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE).stdout
+    limit = time.monotonic() + PATIENCE
+    while "http://127.0.0.1" not in log.read_text():
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(60)
+def test_a_browser_begins_anew_with_a_server_that_was_restarted():
+    (port,) = free_ports(1)
+
+    def serve(name: str, count: int) -> Page:
+        log = Log()
+        log.add([{"at": 1.0, "kind": "master", "answers": False, "text": name}] * count)
+        made = Page(("127.0.0.1", port), log, lambda: (b"", ""), TOKEN)
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        return made
+
+    with browser_page() as (shown, problems):
+        first = serve("the first", 5)
+        shown.goto(first.url)
+        shown.wait_for_selector("#finding >> text=the first")
+        first.shutdown()
+        first.server_close()
+        second = serve("the second", 9)
+        first.token = "gone"  # its threads live on, and the browser keeps its connection
+        first.log.add([{"at": 2.0, "kind": "master", "answers": True, "text": ""}])  # ends the request that waits
+        shown.wait_for_selector("#finding >> text=the second")
+        second.shutdown()
+        second.server_close()
+        assert shown.locator("#events li").count() == 9
+        assert problems == []
 
 
 @pytest.mark.timeout(120)
