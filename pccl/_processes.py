@@ -11,6 +11,7 @@ import ctypes
 import functools
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -21,8 +22,14 @@ from pathlib import Path
 from typing import IO, Self
 
 READ_BYTES = 1 << 16
+PIPE_BYTES = 1 << 20
+"""More than a pipe holds, unless root has enlarged it."""
+
 LINE_BYTES = 16 << 20
 """A longer line is split, so that a program which never ends a line does not fill the memory."""
+
+LINE_END = re.compile(rb"\r?\n|(?<=[^\r\n])\r+(?=[^\r\n])")
+"""A progress bar ends its lines with a carriage return alone."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -82,24 +89,32 @@ class Output:
         self._rest = b""
         os.set_blocking(source.fileno(), False)
 
-    def forward(self) -> bool:
-        """Passes on all complete lines. Returns False at the end of the stream."""
-        while True:
-            try:
-                chunk = os.read(self.source.fileno(), READ_BYTES)
-            except BlockingIOError:
-                return True
-            if not chunk:
-                return False
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            if len(self._rest) > LINE_BYTES:
-                lines.append(self._rest)
-                self._rest = b""
-            if lines:
-                self._take(lines)
+    def forward(self) -> int | None:
+        """Passes on the lines that one read completes: a process that never stops printing must not keep its reader here.
+
+        Returns how many bytes were read; 0: the stream has ended; None: there is nothing to read now.
+        """
+        try:
+            chunk = os.read(self.source.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return None
+        text = self._rest + chunk
+        if b"\r" in text:
+            *lines, self._rest = (line.lstrip(b"\r") for line in LINE_END.split(text))
+        else:
+            *lines, self._rest = text.split(b"\n")
+        if len(self._rest) > LINE_BYTES:
+            lines.append(self._rest)
+            self._rest = b""
+        if lines:
+            self._take(lines)
+        return len(chunk)
 
     def close(self) -> None:
-        """Passes on a line without an end. A process that outlives its parent may still hold the other end."""
+        """Passes on what its process has left. One that outlives its parent may hold the other end, and go on printing."""
+        left = PIPE_BYTES
+        while left > 0 and (count := self.forward()):
+            left -= count
         if self._rest:
             self._take([self._rest])
         self.source.close()
@@ -108,7 +123,7 @@ class Output:
 class Process:
     """A process that leads a group of its own. `take_stdout` and `take_stderr` get its lines; without the latter both are one.
 
-    `told` is a pipe that it writes to as well, at the descriptor `tells`, which is closed here.
+    `told` is a pipe that it writes to as well, at the descriptor `tells`, which is closed here. OSError: it cannot be run.
     """
 
     def __init__(
@@ -155,7 +170,6 @@ class Process:
         status = self._popen.wait()
         os.close(self.ended)
         for output in self.outputs:
-            output.forward()
             output.close()
         return status
 
@@ -186,6 +200,8 @@ class Fleet:
         # Signals that the parent ignores (nohup, a job in the background) stay ignored.
         heeded = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
         self._before = {number: signal.signal(number, lambda *_: None) for number in heeded}
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # with which the kernel forgets how a child has ended
+            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._woken = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         return self
 
@@ -200,18 +216,8 @@ class Fleet:
         self._wake.close()
         self._waker.close()
 
-    def start(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        take_stdout: Callable[[list[bytes]], None],
-        take_stderr: Callable[[list[bytes]], None] | None = None,
-        *,
-        told: Output | None = None,
-        tells: int = -1,
-    ) -> Process:
-        """Starts a process. OSError: the program cannot be run."""
-        process = Process(command, environment, take_stdout, take_stderr, told=told, tells=tells)
+    def watch(self, process: Process) -> Process:
+        """Watches a process that has just been started, and returns it."""
         self.processes.append(process)
         self._selector.register(process.ended, selectors.EVENT_READ, process)
         for output in process.outputs:
@@ -228,7 +234,7 @@ class Fleet:
                         self._on_signal(signal.Signals(number))
             elif isinstance(key.data, Process):
                 self._end(key.data)
-            elif not key.data.source.closed and not key.data.forward():
+            elif not key.data.source.closed and key.data.forward() == 0:
                 self._selector.unregister(key.fileobj)
         return bool(ready)
 

@@ -55,6 +55,7 @@ SETTLE_SECONDS = 1.0
 def run(command: Sequence[str], restarts: int, child: Child | None = None) -> int:
     """Runs the command to its end; gives the status to exit with, negative: the signal to die of. `child` has begun it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SUPERVISED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who has started this process may ignore it
     masters, keys = os.environ.get("PCCL_MASTER", ""), os.environ.get("PCCL_KEYS", "")
     environment = dict(os.environ)
     joins = os.environ.get("PCCL_JOIN") == "1"
@@ -147,9 +148,7 @@ class Child:
         while True:
             info = signal.sigwaitinfo(SUPERVISED)
             self._read()
-            if info.si_signo == signal.SIGALRM:
-                continue
-            if info.si_signo != signal.SIGCHLD:
+            if info.si_signo not in (signal.SIGCHLD, signal.SIGALRM):
                 self.asked = self.asked or info.si_signo in (*ENDING, signal.SIGQUIT)
                 if info.si_code != _SI_KERNEL:
                     os.kill(self._pid, info.si_signo)

@@ -162,11 +162,8 @@ def run(options: Options, faults: list[Fault] | None = None) -> int:
     """Runs with the faults of the options, or with others, and gives the exit status. No process outlives the call."""
     from rich.console import Console
 
-    try:
-        with alone_in(options.out):
-            return asyncio.run(_perform(options, options.faults() if faults is None else faults, Console()))
-    except BlockingIOError:
-        raise click.UsageError(f"another run writes to {options.out}: give this one another folder with --out") from None
+    with alone_in(options.out):
+        return asyncio.run(_perform(options, options.faults() if faults is None else faults, Console()))
 
 
 async def _perform(options: Options, faults: list[Fault], console: Console) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import errno
 import importlib
+import os
 import sys
 from typing import Any, NamedTuple
 
@@ -88,8 +89,7 @@ class Commands(click.Group):
         """Runs a command as click does, and ends it in one line after Ctrl-C."""
         try:
             result = super().invoke(ctx)
-            if sys.stdout is not None:  # else the caller has closed it
-                sys.stdout.flush()
+            sys.stdout.flush()
         except ModuleNotFoundError as error:
             raise _missing(ctx.invoked_subcommand or "", error) from None
         except KeyboardInterrupt:
@@ -99,6 +99,9 @@ class Commands(click.Group):
 
     def main(self, *arguments: Any, **settings: Any) -> Any:
         """Ends the command in one line if the output has no room, also that of --help."""
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # the caller has closed it
+                setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         try:
             return super().main(*arguments, **settings)
         except OSError as error:

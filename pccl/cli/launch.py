@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -33,6 +33,7 @@ from pccl._waits import (
     PATIENCE_VARIABLE,
     PIPE_VARIABLE,
 )
+from pccl.lab.ranges import Range
 
 GRACE_SECONDS = 10.0
 """How long peers that were told to end may take, before they are killed."""
@@ -54,9 +55,10 @@ class RestartCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Gives it the number; words behind the program are the program's."""
+        flags = {name for option in self.get_params(ctx) if getattr(option, "is_flag", False) for name in option.opts}
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
-            alone = "=" in args[at] or args[at] in ("-m", "--help")
+            alone = "=" in args[at] or args[at] in flags
             if args[at] == "--restart" and not "".join(args[at + 1 : at + 2]).lstrip("-").isdigit():
                 args[at] = f"--restart={RESTARTS}"
                 alone = True
@@ -91,7 +93,7 @@ def _files(_context: click.Context, _parameter: click.Parameter, begun: str) -> 
 @click.option(
     "--wait-for-master",
     "patience",
-    type=click.FloatRange(0),
+    type=Range(0),
     metavar="SECONDS",
     help="with --master: how long peers try to reach it  [default: about 5]",
 )
@@ -121,11 +123,9 @@ def command(
     patience: float | None,
     keys: str | None,
     insecure: bool,
-    interface: str | None,
-    min_members: int | None,
-    max_members: int | None,
     module: bool,
     program: tuple[str, ...],
+    **named: Any,
 ) -> None:
     """Start a master and several copies of a Python program (peers) on this machine, and wait until all have ended.
 
@@ -157,18 +157,14 @@ def command(
     words = [sys.executable, *(["-m"] if module else []), program[0], *arguments]
     if keys is not None and insecure:
         raise click.UsageError("--keys and --insecure contradict each other; leave one of them out")
-    if insecure:
+    if insecure or keys is not None:
         for name in VARIABLES:
             os.environ.pop(name, None)
-        os.environ[INSECURE_VARIABLE] = "1"
-    if keys is not None:
-        for name in VARIABLES:
-            os.environ.pop(name, None)
-        os.environ["PCCL_KEYS"] = os.path.abspath(keys)
-    if min_members is not None and max_members is not None and min_members > max_members:
-        raise click.UsageError(f"--min-members {min_members} is more than --max-members {max_members}")
-    named = {"PCCL_INTERFACE": interface, "PCCL_MIN_MEMBERS": min_members, "PCCL_MAX_MEMBERS": max_members}
-    os.environ.update({name: str(value) for name, value in named.items() if value is not None})
+        os.environ.update({INSECURE_VARIABLE: "1"} if keys is None else {"PCCL_KEYS": os.path.abspath(keys)})
+    least, most = named["min_members"], named["max_members"]
+    if least is not None and most is not None and least > most:
+        raise click.UsageError(f"--min-members {least} is more than --max-members {most}")
+    os.environ.update({f"PCCL_{name.upper()}": str(value) for name, value in named.items() if value is not None})
     try:
         with _run(address) as run:
             click.echo(f"pccl launch: the master is {run['PCCL_MASTER']}", err=True)
@@ -304,7 +300,7 @@ class Launch:
         environment = {**self._environment, "PCCL_PEER": str(number), PIPE_VARIABLE: str(tells), **extra}
         takes = [functools.partial(self._print, printer, f"[{number}] ".encode()) for printer in (self._stdout, self._stderr)]
         words = Output(os.fdopen(told, "rb"), functools.partial(self._hear, number))
-        self._numbers[self._fleet.start(self._command, environment, *takes, told=words, tells=tells)] = number
+        self._numbers[self._fleet.watch(Process(self._command, environment, *takes, told=words, tells=tells))] = number
 
     def _hear(self, number: int, words: list[bytes]) -> None:
         for word in words:

@@ -102,8 +102,8 @@ class Run:
         environment |= {JOIN_VARIABLE: "1" if joins else "0"}
         command = python("from pccl.demo.train import main; main()", f"--steps={self._steps}", f"--seed={self._seed}")
         command += ["--stand-by"] if joins else []
-        process = fleet.start(command, {**os.environ, **environment}, functools.partial(self._take, peer, log))
-        self._processes[process] = peer
+        process = Process(command, {**os.environ, **environment}, functools.partial(self._take, peer, log))
+        self._processes[fleet.watch(process)] = peer
 
     def _take(self, peer: Peer, log: IO[bytes], lines: list[bytes]) -> None:
         log.write(b"\n".join(lines) + b"\n")

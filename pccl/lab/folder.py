@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 
 def make_writable(folder: Path) -> None:
     """Makes it if need be. OSError: nothing can be written there."""
@@ -24,10 +26,13 @@ def find_file(folder: Path, *patterns: str) -> Path | None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """The block is the only run that writes there. BlockingIOError: another one does."""
+    """The block is the only run that writes there. UsageError: another one does."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise click.UsageError(f"another run writes to {folder}; name another folder with --out") from None
         yield
     finally:
         os.close(descriptor)

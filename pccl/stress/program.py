@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
@@ -159,23 +160,24 @@ def command(**given: Any) -> None:
 
     Example: pccl stress --program "python train.py --steps 500" --members 4 --seconds 60
     """
-    from pccl.stress.run import Options, Run, write_summary
+    from pccl.stress.run import Options, ProgramError, Run, write_summary
 
     options = Options(**given)
     _prepare(options.out)
     try:
         with alone_in(options.out):
-            run = Run(options, lambda line: click.echo(line))
-            try:
-                run.perform()
-            except OSError as error:
-                raise click.UsageError(f"--program: cannot run {options.command[0]}: {error.strerror}") from None
+            run = Run(options, click.echo)
+            run.perform()
             summary = run.summary()
             write_summary(summary, options.out)
-    except BlockingIOError:
-        raise click.UsageError(f"another run writes to {options.out}; name another folder with --out") from None
+    except ProgramError as error:
+        raise click.UsageError(f"--program: {error}") from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # of the standard output
+            raise
+        raise click.UsageError(f"the test was cut short: cannot write to {options.out}: {error.strerror}") from None
     except PCCLError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(error.detail) from None
     _print(summary, options.out)
     if run.interrupted is not None:
         sys.exit(128 + run.interrupted)

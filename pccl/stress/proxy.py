@@ -87,15 +87,16 @@ class Proxy:
         self._thread.join()
         self._loop.close()
 
-    def reset(self, place: int) -> None:
-        """Resets the connections of a copy to other copies."""
+    def reset(self, place: int) -> int:
+        """Resets the connections of a copy to other copies, and returns how many there were."""
 
-        async def work() -> None:
-            for one in self._connections:
-                if place in one.owners and not one.control:
-                    one.reset()
+        async def work() -> int:
+            found = [one for one in self._connections if place in one.owners and not one.control]
+            for one in found:
+                one.reset()
+            return len(found)
 
-        self._call(work())
+        return self._call(work())
 
     def hold(self, place: int, *, drop: bool) -> None:
         """Holds back all bytes from and to a copy until `release`; with `drop` throws them away."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from pccl._credentials import environment_has_some
 from pccl._files import open_log_file
 from pccl._log import NOTICE
 from pccl._master import MasterNode
@@ -41,6 +42,10 @@ RESTART_SECONDS = 0.5
 
 LOG_MOST = 256 << 20
 """Bytes of a copy's output that its log keeps."""
+
+
+class ProgramError(Exception):
+    """A copy of the program cannot be started; says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +127,7 @@ class Run:
         self._store_port = free_ports(1)[0]
 
     def perform(self) -> None:
-        """Runs to the end. No process of the program outlives the call. OSError: the program cannot be run."""
+        """Runs to the end. No process of the program outlives the call. ProgramError; OSError: a log cannot be written."""
         of_others = children()
         adopt_orphans()
         try:
@@ -132,6 +137,8 @@ class Run:
                 port = master.port
                 if "cut" in self._options.kinds:
                     self._proxy = stack.enter_context(Proxy(master.port, self._groups))
+                    if environment_has_some():
+                        self.verdict.notes.append("the run has keys, so cuts reach connections to the master alone")
                     port = self._proxy.port
                 self._masters = f"127.0.0.1:{port}"
                 stack.enter_context(self._fleet)
@@ -234,13 +241,12 @@ class Run:
         self._lives[place] += 1
         log = open_log_file(self._options.out / log_name(place, life), append=False)
         member = Member(copy=self.verdict.started(place, life, time.monotonic()), log=log)
+        take = functools.partial(self._take, member)
         try:
-            member.process = self._fleet.start(
-                self._options.command, self._environment(place, life), functools.partial(self._take, member)
-            )
-        except OSError:
+            member.process = self._fleet.watch(Process(self._options.command, self._environment(place, life), take))
+        except OSError as error:
             log.close()
-            raise
+            raise ProgramError(f"cannot run {self._options.command[0]}: {error.strerror}") from None
         self._members[member.process] = member
 
     def _take(self, member: Member, lines: list[bytes]) -> None:
@@ -293,19 +299,21 @@ class Run:
             case "stop" if member is not None:
                 self._hold(member, fault)
                 member.process.signal_group(signal.SIGSTOP)
-            case "cut" if self._proxy is not None:
-                self._cut(member, fault, self._proxy)
+            case "cut" if self._proxy is not None and member is not None:
+                self._cut(member, injected, self._proxy)
 
     def _kill(self, member: Member) -> None:
         member.copy.killed = True
         member.process.signal_group(signal.SIGKILL)
 
-    def _cut(self, member: Member | None, fault: Fault, proxy: Proxy) -> None:
-        if fault.how == "reset":
-            proxy.reset(fault.place)
-        elif member is not None:
+    def _cut(self, member: Member, injected: Injected, proxy: Proxy) -> None:
+        fault = injected.fault
+        if fault.how != "reset":
             self._hold(member, fault)
             proxy.hold(fault.place, drop=fault.how == "drop")
+        elif proxy.reset(fault.place) == 0:
+            injected.skipped = "the copy had no connection to another one, or none that can be cut"
+            self._say(f"{fault}: skipped, {injected.skipped}")
 
     def _hold(self, member: Member, fault: Fault) -> None:
         member.copy.held += 1
@@ -389,6 +397,9 @@ class Run:
 
 class MasterLog(logging.StreamHandler[io.TextIOWrapper]):
     """Writes what the master logs to a file instead of standard error."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Does nothing: a full disk is told once, of a copy's log."""
 
 
 def log_to(path: Path) -> None:

@@ -96,7 +96,7 @@ class Verdict:
     def line(self, copy: Copy, raw: bytes, now: float) -> None:
         """A copy has printed a line, of any bytes."""
         copy.lines += 1
-        copy.line = raw[:LINE_MOST].decode(errors="replace").rstrip("\r")
+        copy.line = raw[:LINE_MOST].decode(errors="replace")
         if found := self._progress.search(copy.line):
             step = _number(found, "step") if found.re.groups else (copy.step or 0) + 1
             if step is not None and (copy.step is None or step > copy.step):

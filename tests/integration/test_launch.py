@@ -63,6 +63,12 @@ def test_options_of_python_after_two_dashes(program, tmp_path):
         assert "[0] ['--restart']\n" in launched.lines
 
 
+def test_restart_may_stand_behind_a_flag(launch):
+    launched = launch("print('insecure', os.environ['PCCL_INSECURE'])", options=("--insecure", "--restart", "--nproc", "1"))
+    assert launched.end() == 0
+    assert "[0] insecure 1\n" in launched.lines
+
+
 def test_a_minimum_above_the_maximum_is_refused(launch):
     launched = launch("", options=("--min-members", "3", "--max-members", "2"))
     launched.expect("--min-members 3 is more than --max-members 2")
@@ -341,6 +347,56 @@ def test_a_stopped_reader_stops_nobody(tmp_path, stream, monkeypatch):
             assert command.wait(PATIENCE) == 128 + signal.SIGTERM
         finally:
             command.kill()
+
+
+def test_a_peer_that_never_stops_printing_keeps_nobody_waiting(tmp_path):
+    """Peer 1 ends, and so does the command at Ctrl-C, although there is always more to read from peer 0."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pathlib\n"
+        "for line in range(1 << 40 if os.environ['PCCL_PEER'] == '0' else 1):\n"
+        f"    if line == 1 << 16: pathlib.Path({str(tmp_path)!r}, 'prints').touch()\n"
+        "    print('x' * 100)\n"
+    )
+    with subprocess.Popen([*LAUNCH, "--nproc", "2", str(program)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+        try:
+            limit = time.monotonic() + PATIENCE
+            while not (tmp_path / "prints").exists():
+                assert time.monotonic() < limit
+                time.sleep(0.05)
+            one.send_signal(signal.SIGINT)
+            assert one.wait(PATIENCE) == 128 + signal.SIGINT
+        finally:
+            one.kill()
+
+
+def test_what_a_peer_leaves_behind_may_go_on_printing(tmp_path):
+    """The command ends with its peers, whatever another process prints to their output."""
+    program, pid = tmp_path / "program.py", tmp_path / "pid"
+    program.write_text(
+        "import pathlib, subprocess, sys\n"
+        "left = subprocess.Popen([sys.executable, '-c', 'while True: print(1)'], start_new_session=True)\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(left.pid))\n"
+    )
+    try:
+        with subprocess.Popen([*LAUNCH, "--nproc", "1", str(program)], stdout=subprocess.DEVNULL) as one:
+            assert one.wait(PATIENCE) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def test_a_status_counts_although_the_caller_ignores_its_children(launch, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("raise SystemExit(3)")
+    words = [*LAUNCH, "--nproc", "1", str(program)]
+    assert subprocess.run(["sh", "-c", 'trap "" CHLD; exec "$@"', "sh", *words], timeout=PATIENCE, check=False).returncode == 3
+
+
+def test_carriage_returns_end_lines(launch):
+    one = launch("sys.stdout.write('\\rstep 1\\rstep 2\\r\\n\\r\\n\\r\\rstep 3')", options=("--nproc", "1"))
+    assert one.end() == 0
+    assert [line for line in one.lines if line.startswith("[0]")] == ["[0] step 1\n", "[0] step 2\n", "[0] \n", "[0] step 3\n"]
 
 
 def test_all_lines_come_in_order(launch):

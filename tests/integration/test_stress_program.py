@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 import psutil
 import pytest
 from launched import EXAMPLES, Launched
+from peers import ENVIRONMENT
 from performers import PATIENCE
 
 pytest.importorskip("click")
@@ -220,6 +222,36 @@ def test_a_program_that_ends_before_the_first_fault_gets_a_clear_verdict(stress)
     found, detail = one.failure()
     assert found == "faults"
     assert "before the first fault" in detail
+
+
+def test_a_progress_bar_is_progress(stress):
+    one = stress(
+        """
+        for step in range(1, 300):
+            sys.stderr.write(f"\\rstep {step}/300")
+            sys.stderr.flush()
+            time.sleep(0.02)
+        """,
+        *("--seconds", "3", "--every", "1", "--faults", "stop", "--heartbeat-limit", "2", "--patience", "5"),
+    )
+    assert one.end() == 0, one.text
+
+
+def test_a_disk_that_is_full_is_named(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("while True: print('x' * 100, flush=True)")
+    done = subprocess.run(
+        [*STRESS, "--program", f"python {path}", "--out", str(tmp_path / "out")],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14)),
+        env={**ENVIRONMENT, "PCCL_EVENTS": "off"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"Error: the test was cut short: cannot write to {tmp_path / 'out'}: File too large\n")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_program_that_runs_on_ends_by_sigterm(stress):
