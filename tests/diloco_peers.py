@@ -79,6 +79,13 @@ class Trainee:
             done = self.diloco.step()
             step += 1
         assert done is self.diloco.last
+        return self._told(done)
+
+    def again(self) -> dict[str, Any]:
+        """Repeats an outer step that has failed."""
+        return self._told(self.diloco.synchronize())
+
+    def _told(self, done: pccl.diloco.Round) -> dict[str, Any]:
         ranges = [(one.start, one.stop, sorted(map(str, one.peers))) for one in done.contributors]
         told = {"step": done.outer_step, "parity": self.diloco.parity, "ranges": ranges, "world": done.world_size}
         told |= {"admitted": done.admitted, "repaired": done.repaired_bytes, "tx": done.tx_bytes, "inner": done.inner_steps}
@@ -93,13 +100,13 @@ class Trainee:
 
     def die_in(self, seconds: float) -> None:
         """Kills itself so long after the beginning of its next outer step."""
-        make = self.diloco._round
+        make = self.diloco._average
 
         def dies() -> Any:
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
             return make()
 
-        self.diloco._round = dies
+        self.diloco._average = dies
 
     def finish(self) -> dict[str, Any]:
         done = self.diloco.finish()

@@ -10,8 +10,8 @@ from torch import nn
 
 from pccl._communicator import Communicator
 from pccl.diloco._average import Average, Averaged, Averager, is_finite
-from pccl.diloco._base import Arguments, Round, Trainer
-from pccl.diloco._outer import Outer, trained_parameters
+from pccl.diloco._base import Arguments, Made, Round, Trainer
+from pccl.diloco._outer import trained_parameters
 
 
 class AsyncDiLoCo(Trainer):
@@ -52,7 +52,7 @@ class AsyncDiLoCo(Trainer):
         self._buffer = self.outer.buffer()  # of the average that is under way
         self._averager = Averager(self.outer.size, self.compression)
         self._under_way: Average | None = None
-        self._share(dict(self.outer.entries()))
+        self._share([("", self.outer, self._averager)])
 
     def finish(self) -> Round:
         """Waits for the average that is under way, applies it, and sets the model to the outer parameters, as on all members.
@@ -61,23 +61,14 @@ class AsyncDiLoCo(Trainer):
         step are lost. It lets nobody in. Raises what `synchronize` does.
         """
         self._require_inside()
-        self.last = self._outer_step_made(finishes=True)
+        self.last = self._outer_step_made(self._average, finishes=True)
         self._begin_round()
         return self.last
 
     def _copies_beside(self) -> bool:
         return False
 
-    def _outers(self) -> list[Outer]:
-        return [self.outer]
-
-    def _averagers(self) -> list[Averager]:
-        return [self._averager]
-
-    def _round(self) -> Round:
-        return self._outer_step_made(finishes=False)
-
-    def _outer_step_made(self, *, finishes: bool) -> Round:
+    def _average(self) -> Made:
         began = time.monotonic()
         averaged = self._under_way.wait() if self._under_way else Averaged(())
         self._under_way = None
@@ -85,16 +76,15 @@ class AsyncDiLoCo(Trainer):
         if averaged.contributors:
             self.outer.step(self._buffer, self.outer_lr, self.outer_momentum)
             self.outer.to_host()
-        meeting_began = time.monotonic()
-        meeting = self._meet(finishes=finishes)
-        met = time.monotonic()
+        return Made(averaged, began, reduced - began)
+
+    def _go_on(self, *, finishes: bool) -> None:
         if finishes:
             self._start_from_outer()
-        else:
-            weight = self._own_weight()
-            self.outer.pseudo_gradient(self._buffer, self._start)
-            self._begin_again(1.0 if weight is None else weight)
-        return self._report(averaged, meeting, began=began, reduce_seconds=reduced - began, meet_seconds=met - meeting_began)
+            return
+        weight = self._own_weight()
+        self.outer.pseudo_gradient(self._buffer, self._start)
+        self._begin_again(1.0 if weight is None else weight)
 
     def _begin_again(self, weight: float) -> None:
         """Sets the model to what the next inner steps begin with, and launches the average of what is in the buffer."""
@@ -117,6 +107,6 @@ class AsyncDiLoCo(Trainer):
         self.outer.write_model(self._start)
 
     def _leave(self) -> None:
-        self._drop_inner_steps()
+        super()._leave()
         if self._under_way is not None:
             self.finish()

@@ -11,10 +11,10 @@ import numbers
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 from uuid import UUID
 
 import torch
@@ -85,6 +85,18 @@ class Round:
         return f"outer step {self.outer_step}: {self.world_size} members, {moved}, {self.seconds:.2f} s{wrong}"
 
 
+class Made(NamedTuple):
+    """What a member has done of an outer step before the meeting that ends it."""
+
+    averaged: Averaged
+    began: float
+    reduce_seconds: float
+    early: Meeting | None = None
+    """How members were let in before the average."""
+    lost: bool = False
+    """Whether the samples of a lost member are to be dealt out again."""
+
+
 SYNC_EVERY = 100
 """Inner steps of a round, unless they are given."""
 
@@ -153,18 +165,14 @@ class Trainer(ABC):
             raise ValueError(f"{text}: make it from model.parameters(), after the model was sharded or moved")
         for name, whole in (("sync_every", sync_every), ("peers", peers), ("shards", shards)):
             require_whole(name, whole)
+            if whole < 1:
+                raise ValueError(f"{name} must be 1 or more, not {whole}")
         if sync_seconds is not None and not isinstance(sync_seconds, numbers.Real):
             raise TypeError(f"sync_seconds must be a number, not {sync_seconds!r}")
-        if sync_every < 1:
-            raise ValueError(f"sync_every must be 1 or more inner steps, not {sync_every}")
         if sync_seconds is not None and not 0 < sync_seconds < math.inf:
             raise ValueError(f"sync_seconds must be more than 0 seconds, not {sync_seconds}")
         if sync_seconds is not None and sync_every != SYNC_EVERY and self._one_of_both:
             raise ValueError(f"pass sync_every={sync_every} or sync_seconds={sync_seconds:g}, not both")
-        if peers < 1:
-            raise ValueError(f"peers must be 1 or more, not {peers}")
-        if shards < 1:
-            raise ValueError(f"shards must be 1 or more, not {shards}")
         if begin is not None and not isinstance(begin, bool):
             raise TypeError(f"begin must be True, False or None, not {begin!r}")
         self._begin = begin
@@ -226,14 +234,15 @@ class Trainer(ABC):
         Waits for all members. Their deaths are no errors, and neither is the loss of the master while one comes back, or a
         standby takes over. ConnectionFailedError: this peer is no longer part of the run. UsageError: the members' models or
         settings differ. ValueError names a trained parameter of the model that has changed; nothing was averaged then.
+        TooFewPeersError: the outer step is made, and in `min_members_timeout` too few members came; a repeated call waits on.
         After any other error, and after Ctrl-C, the outer state is unspecified: leave the `with` block, and join anew.
         """
         self._require_inside()
         self._require_same_model()
         for place, function in self._functions.items():
-            if function is not None:
+            if function is not None and self._unmet is None:
                 self._settings[place] = _value_of(SETTINGS[place], function, self.outer_step + 1)
-        self.last = self._round()
+        self.last = self._outer_step_made(self._average)
         self._begin_round()
         for callback in list(self._callbacks):
             callback(self.last)
@@ -293,8 +302,8 @@ class Trainer(ABC):
             if name != "peers" and own != saved:
                 _log.warning("%s is %g, as in the checkpoint, not %g", name, saved, own)
                 self._settings[place] = saved
-        _checkpoint.load_residuals(self._averagers(), state["residuals"])
-        for part in self._outers():
+        _checkpoint.load_residuals(self._averagers, state["residuals"])
+        for part in self._outers:
             part.from_host()
             part.write_model()
         self._loaded = self.outer_step
@@ -321,7 +330,7 @@ class Trainer(ABC):
             "outer_step": self.outer_step,
             "settings": dict(zip(SETTINGS, self._settings.tolist(), strict=True)),
             "outer": _checkpoint.outer_tensors(self._outer_state, self._settings_name),
-            "residuals": _checkpoint.residuals(self._averagers()),
+            "residuals": _checkpoint.residuals(self._averagers),
             "model": _checkpoint.model_state(self.model),
             "state": _checkpoint.user_state(self.state),
             "inner_optimizer": self.inner_optimizer.state_dict() if inner_optimizer else None,
@@ -395,7 +404,7 @@ class Trainer(ABC):
         self._require_same_model()
         before = self._settings.clone()
         if self._loaded is None and self.outer_step == 0:  # the model may have been loaded since this was made
-            for outer in self._outers():
+            for outer in self._outers:
                 outer.read_model()
         try:
             self._closes = self._membership.enter(self._settings[SETTINGS.index("peers")], self._begin)
@@ -434,23 +443,27 @@ class Trainer(ABC):
         return True
 
     @abstractmethod
-    def _averagers(self) -> list[Averager]:
-        """Of all parts of the model, in the order of `_outers`."""
+    def _average(self) -> Made:
+        """Makes an outer step, but for the meeting that ends it."""
 
-    @abstractmethod
-    def _outers(self) -> Iterable[Outer]:
-        """The outer parameters of all parts of the model."""
+    def _go_on(self, *, finishes: bool) -> None:
+        """After the meeting: sets the model to what the next inner steps begin with."""
+        self._write_model()
 
-    @abstractmethod
-    def _round(self) -> Round:
-        """Makes an outer step."""
-
-    @abstractmethod
     def _adopt(self) -> None:
         """After the state of the run was received: begins to train from it."""
+        self._write_model()
 
-    def _leave(self) -> None:  # noqa: B027  # only some methods have something to bring to its end
-        """Ends what is in flight, before this peer leaves."""
+    def _leave(self) -> None:
+        """Ends what is in flight, before this peer leaves. All members end with the outer parameters."""
+        if self._inner_steps:
+            text = "%d inner steps since the last outer step are dropped; call synchronize() on all members to average them"
+            _log.warning(text, self._inner_steps)
+        self._write_model()
+
+    def _write_model(self) -> None:
+        for outer in self._outers:
+            outer.write_model()
 
     def _tell_if_overridden(self) -> None:
         """Where the state that was loaded from a checkpoint is not that of the run."""
@@ -458,7 +471,7 @@ class Trainer(ABC):
         if loaded is not None and (self._membership.joined or loaded != self.outer_step):
             text = "the state loaded from a checkpoint (outer step %d) is replaced by that of the run (outer step %d)"
             _log.warning(text, loaded, self.outer_step)
-            _checkpoint.load_residuals(self._averagers(), None)
+            _checkpoint.load_residuals(self._averagers, None)
 
     def _set(self, place: int, value: float) -> None:
         """Sets outer_lr or outer_momentum. RuntimeError: an outer optimizer or a function of the outer step has it."""
@@ -470,12 +483,6 @@ class Trainer(ABC):
         if self._functions[place] is not None:
             raise RuntimeError(f"{name} is a function of the outer step, and cannot be set")
         self._settings[place] = _checked(name, value)
-
-    def _drop_inner_steps(self) -> None:
-        """Where the `with` block ends in the middle of a round: all members end with the outer parameters."""
-        if self._inner_steps:
-            text = "%d inner steps since the last outer step are dropped; call synchronize() on all members to average them"
-            _log.warning(text, self._inner_steps)
 
     def _require_same_model(self) -> None:
         """ValueError: a parameter that is trained now was not when this was made, or the other way round, or was replaced."""
@@ -510,10 +517,16 @@ class Trainer(ABC):
         self._every = max(1, int(self._settings[2]))
         self._seconds = float(self._settings[3]) or None
         self._inner_steps = 0
+        self._unmet: Made | None = None  # an outer step whose meeting is to come
         self._began = time.monotonic()
 
-    def _share(self, outer: Mapping[str, Tensor]) -> None:
-        """Makes the shared state, of the outer state that the method has, by name."""
+    def _share(self, parts: Sequence[tuple[str, Outer, Averager]], settings: Mapping[str, Tensor] | None = None) -> None:
+        """Makes the shared state of the outer parameters of all parts of the model.
+
+        Each has a prefix for its names. `settings`: more numbers that all members hold alike.
+        """
+        self._outers = [outer for _, outer, _ in parts]
+        self._averagers = [averager for _, _, averager in parts]
         weights = "equal" if self._weight is None else "given"
         functions = "".join(f", {SETTINGS[place]} a function" for place, one in self._functions.items() if one is not None)
         method = f"{type(self).__name__}{functions}, weights {weights}, compression {self.compression}, shards {self._shards}"
@@ -522,9 +535,11 @@ class Trainer(ABC):
             TensorInfo.from_torch(self._settings, self._settings_name),
             TensorInfo.from_torch(self._outer_step, "outer step"),
         ]
-        own += [TensorInfo.from_torch(tensor, name) for name, tensor in outer.items()]
-        outers = list(self._outers())
-        collectors = [outer.optimizer_entries(f"fragment {at}/" if len(outers) > 1 else "") for at, outer in enumerate(outers)]
+        shared = dict(settings or {})
+        for prefix, outer, _ in parts:
+            shared |= outer.entries(prefix)
+        own += [TensorInfo.from_torch(tensor, name) for name, tensor in shared.items()]
+        collectors = [outer.optimizer_entries(prefix) for prefix, outer, _ in parts]
         own += [info for one in collectors for info in one.infos]
         self._outer_state = SharedState(own)
         self._shared = SharedState([*own, *self.state.entries()])
@@ -536,43 +551,51 @@ class Trainer(ABC):
             self.communicator, self._shared, welcome, self._outer_step, self._shards, copies=self._copies_beside()
         )
 
-    def _meet(self, *, finishes: bool = False) -> Meeting:
-        """Ends an outer step: all members get to the same state, those that come in here, too. `finishes`: nobody comes in."""
-        self._outer_step += 1
-        lost = [one.commit_step(self.communicator, lag=self._lag) for one in self.state.data]  # before anybody is let in
+    def _outer_step_made(self, average: Callable[[], Made], *, finishes: bool = False) -> Round:
+        """Makes an outer step, which ends in a meeting: all members get to the same state, those that come in here, too.
+
+        `finishes`: nobody comes in. After a TooFewPeersError of the meeting a repeated call goes on with that.
+        """
+        if self._unmet is None:
+            made = average()
+            self._outer_step += 1
+            lost = [one.commit_step(self.communicator, lag=self._lag) for one in self.state.data]  # before anybody is let in
+            self._unmet = made._replace(lost=any(lost))
+        made = self._unmet
+        meeting_began = time.monotonic()
         meeting = self._membership.part() if finishes else self._membership.meet()
-        if any(lost) or meeting.admitted:
+        self._unmet = None
+        if made.lost or meeting.admitted:
             self._deal_data()
         if meeting.rx_bytes:
             _log.warning("%d bytes of the state differed from those of most members and were replaced", meeting.rx_bytes)
             self._from_host()
-        return meeting
+        met = time.monotonic()
+        self._go_on(finishes=finishes)
+        return Round(
+            outer_step=self.outer_step,
+            inner_steps=self._inner_steps,
+            contributors=made.averaged.contributors,
+            world_size=self.communicator.world_size,
+            admitted=meeting.admitted or made.early is not None,
+            repaired_bytes=meeting.rx_bytes + (made.early.rx_bytes if made.early else 0),
+            tx_bytes=made.averaged.tx_bytes,
+            rx_bytes=made.averaged.rx_bytes,
+            reduce_seconds=made.reduce_seconds,
+            meet_seconds=met - meeting_began,
+            seconds=time.monotonic() - made.began,
+            not_finite=made.averaged.not_finite,
+        )
 
     def _from_host(self) -> None:
         """Copies the outer state, which was received on the host, to the devices."""
-        for outer in self._outers():
+        for outer in self._outers:
             outer.from_host()
 
     def _deal_data(self) -> None:
         """Deals out the samples that are left among the members who are there now."""
         for one in self.state.data:
             one.sync(self.communicator)
-
-    def _report(self, averaged: Averaged, meeting: Meeting, *, began: float, reduce_seconds: float, meet_seconds: float) -> Round:
-        return Round(
-            outer_step=self.outer_step,
-            inner_steps=self._inner_steps,
-            contributors=averaged.contributors,
-            world_size=self.communicator.world_size,
-            admitted=meeting.admitted,
-            repaired_bytes=meeting.rx_bytes,
-            tx_bytes=averaged.tx_bytes,
-            rx_bytes=averaged.rx_bytes,
-            reduce_seconds=reduce_seconds,
-            meet_seconds=meet_seconds,
-            seconds=time.monotonic() - began,
-            not_finite=averaged.not_finite,
-        )
 
     def _own_weight(self) -> float | None:
         if self._weight is None:

@@ -11,9 +11,9 @@ from torch import nn
 
 from pccl._communicator import Communicator
 from pccl.diloco._average import Averager
-from pccl.diloco._base import Arguments, Round, Trainer
+from pccl.diloco._base import Arguments, Made, Trainer
 from pccl.diloco._membership import Meeting
-from pccl.diloco._outer import Outer, trained_parameters
+from pccl.diloco._outer import trained_parameters
 
 
 class DiLoCo(Trainer):
@@ -79,13 +79,7 @@ class DiLoCo(Trainer):
         """The outer parameters and their momentum."""
         self._buffer = self.outer.buffer()
         self._averager = Averager(self.outer.size, self.compression)
-        self._share(dict(self.outer.entries()))
-
-    def _outers(self) -> list[Outer]:
-        return [self.outer]
-
-    def _averagers(self) -> list[Averager]:
-        return [self._averager]
+        self._share([("", self.outer, self._averager)])
 
     def _copies_beside(self) -> bool:
         return self._admits_early()
@@ -94,7 +88,7 @@ class DiLoCo(Trainer):
         """Whether joiners are let in before an outer step. With samples they cannot be: those of the step are committed first."""
         return not self.state.data
 
-    def _round(self) -> Round:
+    def _average(self) -> Made:
         began = time.monotonic()
         here = frozenset(self.communicator.members)
         early = self._membership.admit() if self._admits_early() else None
@@ -102,31 +96,20 @@ class DiLoCo(Trainer):
         if early and early.rx_bytes:
             self._from_host()
         self.outer.pseudo_gradient(self._buffer)
-        return self._outer_step_made(began, self._own_weight(), early, joiners)
+        return self._average_with(began, self._own_weight(), early, joiners)
 
-    def _outer_step_made(self, began: float, weight: float | None, early: Meeting | None, joiners: frozenset[UUID]) -> Round:
+    def _average_with(self, began: float, weight: float | None, early: Meeting | None, joiners: frozenset[UUID]) -> Made:
         """`early`: how members were let in before, who take part with weight 0; `joiners` are those among them that are known."""
         reducing = time.monotonic()
         averaged = self._averager.launch(self.communicator, self._buffer, weight, joiners=early is not None).wait()
         reduced = time.monotonic()
-        averaged = averaged.without(joiners)
         self.outer.step(self._buffer, self.outer_lr, self.outer_momentum)
         self.outer.to_host()
-        meeting_began = time.monotonic()
-        meeting = self._meet()
-        met = time.monotonic()
-        self.outer.write_model()
-        if early:
-            meeting = Meeting(True, early.rx_bytes + meeting.rx_bytes)
-        return self._report(averaged, meeting, began=began, reduce_seconds=reduced - reducing, meet_seconds=met - meeting_began)
-
-    def _leave(self) -> None:
-        self._drop_inner_steps()
-        self.outer.write_model()
+        return Made(averaged.without(joiners), began, reduced - reducing, early)
 
     def _adopt(self) -> None:
         if self._membership.early:
             self._buffer.zero_()
-            self._outer_step_made(time.monotonic(), 0.0, Meeting(True, 0), frozenset())
+            self._outer_step_made(lambda: self._average_with(time.monotonic(), 0.0, Meeting(True, 0), frozenset()))
         else:
-            self.outer.write_model()
+            super()._adopt()

@@ -14,7 +14,7 @@ from torch import nn
 from pccl._communicator import Communicator
 from pccl._results import Contributors
 from pccl.diloco._average import Average, Averaged, Averager, exchange
-from pccl.diloco._base import SYNC_EVERY, Arguments, Round, Trainer, require_whole
+from pccl.diloco._base import SYNC_EVERY, Arguments, Made, Round, Trainer, require_whole
 from pccl.diloco._fragments import Fragments, fragments_of, layers_of
 from pccl.diloco._outer import Outer
 
@@ -92,14 +92,13 @@ class StreamingDiLoCo(Trainer):
         if not 0 <= mixing <= 1:
             raise ValueError(f"mixing must be from 0 to 1, not {mixing}")
         self._own_settings = torch.tensor([overlap, mixing], dtype=torch.float64, device="cpu")
-        shared = {"overlap and mixing": self._own_settings}
         self.fragments: list[Fragment] = []
         """In the order of their launches."""
         for at, parameters in enumerate(fragments_of(model, fragments, pattern)):
             outer = self._outer_of(parameters)
             self.fragments.append(Fragment(outer, Averager(outer.size, self.compression, tag=at), outer.buffer()))
-            shared |= outer.entries(f"fragment {at}/")
-        self._share(shared)
+        parts = [(f"fragment {at}/", one.outer, one.averager) for at, one in enumerate(self.fragments)]
+        self._share(parts, {"overlap and mixing": self._own_settings})
 
     @property
     def overlap(self) -> int:
@@ -178,11 +177,8 @@ class StreamingDiLoCo(Trainer):
         fragment.outer.to_host()
         fragment.outer.mix_into_model(self.mixing)
 
-    def _round(self) -> Round:
+    def _average(self) -> Made:
         self._advance(math.inf)
-        began = time.monotonic()
-        meeting = self._meet()
-        met = time.monotonic()
         done = self._averaged
         averaged = Averaged(
             self._contributors(),
@@ -190,7 +186,10 @@ class StreamingDiLoCo(Trainer):
             sum(one.rx_bytes for one in done),
             frozenset().union(*(one.not_finite for one in done)),
         )
-        return self._report(averaged, meeting, began=began - self._spent, reduce_seconds=self._waited, meet_seconds=met - began)
+        return Made(averaged, time.monotonic() - self._spent, self._waited)
+
+    def _go_on(self, *, finishes: bool) -> None:
+        """The fragments were mixed into the model one by one."""
 
     def _contributors(self) -> tuple[Contributors, ...]:
         found, begin = [], 0
@@ -199,24 +198,8 @@ class StreamingDiLoCo(Trainer):
             begin += fragment.outer.size
         return tuple(found)
 
-    # ---- entering and leaving ----
-
-    def _outers(self) -> list[Outer]:
-        return [fragment.outer for fragment in self.fragments]
-
-    def _averagers(self) -> list[Averager]:
-        return [fragment.averager for fragment in self.fragments]
-
-    def _adopt(self) -> None:
-        self._write_model()
-
     def _leave(self) -> None:
-        self._drop_inner_steps()
         for fragment in self.fragments:
             if fragment.under_way is not None:
                 self._apply(fragment)
-        self._write_model()
-
-    def _write_model(self) -> None:
-        for outer in self._outers():
-            outer.write_model()
+        super()._leave()

@@ -149,3 +149,29 @@ def test_newcomers_and_those_who_bring_them_up_to_date_die(kind):
             peer.tell("train", 1)
         assert len({peer.answer()[0]["parity"] for peer in (second, joiner)}) == 1
         joiner.kill()
+
+
+@pytest.mark.parametrize("kind", ["DiLoCo", "AsyncDiLoCo", "StreamingDiLoCo"])
+def test_an_outer_step_without_enough_members_is_made_once(kind, monkeypatch):
+    """Its meeting is an error; repeated, it waits for the newcomer and goes on with the state that it has made."""
+    monkeypatch.setenv("PCCL_MIN_MEMBERS", "2")
+    monkeypatch.setenv("PCCL_MIN_MEMBERS_TIMEOUT_S", "1")
+    with run(2, kind, sync_every=2) as (master, peers):
+        for peer in peers:
+            peer.tell("round")
+        assert [peer.answer()["step"] for peer in peers] == [1, 1]
+        peers.pop().kill()
+        assert peers[0].ask("round") == "TOO_FEW_PEERS"
+        made = peers[0].ask("parameters")
+        peers.append(Peer(master.address, 7, kind, sync_every=2))
+        try:
+            peers[1].tell("enter")
+            while (told := peers[0].ask("again")) == "TOO_FEW_PEERS":
+                pass
+            assert peers[1].entered() == told["step"] == 2
+            for peer in peers:
+                np.testing.assert_array_equal(peer.ask("parameters"), made)
+                peer.tell("round")
+            assert len({peer.answer()["parity"] for peer in peers}) == 1
+        finally:
+            peers[1].kill()
