@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import glob
 import logging
 import os
 import shutil
@@ -36,13 +37,16 @@ def save(tree: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
     Each tensor is an entry of the checkpoint, called by its keys joined with dots: `model.layer.weight`. All other values are
     in the entry "pccl". The folder is replaced at once when all is on the disk: after a crash it is the old one or the new one.
-    TreeError: a value is of a class that `allow` was not called for. OSError: the disk is full, or the folder cannot be written.
-    No other peer takes part.
+    TreeError: a value is of a class that `allow` was not called for, or the tree is too deep. OSError: the disk is full, or the
+    folder cannot be written; FileExistsError: at `path` is a file, or a folder with something else than a checkpoint. No other
+    peer takes part.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # imported late: it takes a second
     from torch.distributed.checkpoint.state_dict_saver import save as save_entries
 
-    folder = Path(path).absolute()
+    folder = _folder(path)
+    if folder.exists() and not (folder / ".metadata").exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is not a checkpoint, and would be lost; name a folder that holds nothing else")
     skeleton, places = without_tensors(dict(tree), reserved=TREE)
     tensors = {name: _plain(tensor) for name, (_, tensor) in places.items()}
     entries: dict[str, Any] = {}
@@ -78,7 +82,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     FileNotFoundError: there is no checkpoint. CheckpointError: it is damaged, or was not written by `save`. Load checkpoints
     that you trust only: torch unpickles the index of the folder (`.metadata`).
     """
-    folder = Path(path).absolute()
+    folder = _folder(path)
     if not folder.exists() and _previous(folder).exists():  # a crash came between the two renames of `save`
         folder = _previous(folder)
     if not folder.exists():
@@ -152,6 +156,11 @@ def _alone() -> Iterator[None]:
 # ---- folders ----
 
 
+def _folder(path: str | os.PathLike[str]) -> Path:
+    """The folder itself where the path is a symbolic link, which stays."""
+    return Path(path).resolve()
+
+
 def _previous(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.previous")
 
@@ -186,7 +195,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 def _remove_abandoned(folder: Path) -> None:
     """Removes the folders that a `save` has left behind whose process died: nobody has them locked."""
-    for left in folder.parent.glob(f".{folder.name}.new-*"):
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.new-*"):
         with contextlib.suppress(OSError), _locked(left, wait=False):
             shutil.rmtree(left)
 

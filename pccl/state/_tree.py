@@ -332,11 +332,14 @@ def without_tensors(tree: Any, *, least_bytes: int = 0, reserved: str = "") -> t
     """Returns `tree` with its tensors of `least_bytes` or more replaced by their places, and the places.
 
     Searches dicts, lists and tuples.
-    No two names are the same or begin with `reserved`: the last key gets a "'" at its end where they would be.
+    No two names are the same or begin with `reserved`: the last key gets a "'" at its end where they would be. TreeError: it is
+    too deep.
     """
     places: Places = {}
 
     def walk(value: Any, path: tuple[str, ...]) -> Any:
+        if len(path) > DEPTH:
+            raise TreeError(f"{'.'.join(path[:3])}... is nested more than {DEPTH} deep")
         kind = type(value)
         if kind in (dict, OrderedDict):
             return kind((key, walk(one, (*path, str(key)))) for key, one in value.items())

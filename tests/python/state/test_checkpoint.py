@@ -151,3 +151,32 @@ def test_one_that_is_damaged(tmp_path: Path, name: str) -> None:
             else:
                 assert same(found, TREE)
     assert seen > 20
+
+
+@pytest.mark.parametrize("file", ["work", "work/notes"])
+def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("mine")
+    with pytest.raises(FileExistsError, match="is not a checkpoint, and would be lost; name a folder"):
+        save({"step": 1}, tmp_path / "work")
+    assert (tmp_path / file).read_text() == "mine"
+    assert os.listdir(tmp_path) == ["work"]
+
+
+def test_a_symbolic_link_stays(tmp_path: Path) -> None:
+    disk, link = tmp_path / "disk", tmp_path / "home" / "point"
+    for folder in (disk, link.parent):
+        folder.mkdir()
+    link.symlink_to(disk / "point")
+    for step in range(2):
+        save({"step": step}, link)
+    assert link.is_symlink()
+    assert load(link) == {"step": 1}
+    assert (os.listdir(disk), os.listdir(link.parent)) == (["point"], ["point"])
+
+
+def test_a_tree_that_is_too_deep(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {}
+    tree["self"] = tree
+    with pytest.raises(TreeError, match="nested more than 100 deep"):
+        save(tree, tmp_path / "point")
