@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import resource
 import selectors
 import socket
 import struct
@@ -264,14 +265,16 @@ class _Server:
 
     def _answer(self, end: socket.socket, request: dict[str, Any], fd: int | None) -> None:
         do, key = request.get("do"), str(request.get("key"))
-        if do == "put" and fd is not None:
+        if do == "put" and fd is None:
+            _send(end, {"error": "no descriptor came with it; a process may have no more of them"})
+        elif do == "put" and fd is not None:
             self._drop(key)
             self._kept[key] = fd, dict(request.get("info") or {})
             _send(end, {})
-            return
-        if fd is not None:
+        elif fd is not None:
             os.close(fd)
-        if do == "drop":
+            _send(end, {"error": f"{do!r} takes no descriptor"})
+        elif do == "drop":
             self._drop(key)
             _send(end, {})
         elif do == "get":
@@ -298,6 +301,8 @@ class _Server:
 def main() -> None:
     """The process: `name` and `linger` are its arguments."""
     name, linger = sys.argv[1], float(sys.argv[2])
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each piece is an open file
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.suppress(OSError):  # another one has the address, and serves
         listener.bind(socket_name(name))

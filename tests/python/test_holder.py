@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import resource
 import signal
 import socket
 import struct
@@ -165,3 +166,19 @@ def test_another_users_holder_is_not_asked(name, monkeypatch):
 def test_memory_that_is_not_there_is_an_error():
     with pytest.raises(MemoryError, match="MiB for a snapshot"):
         memory_file(1 << 60)
+
+
+def test_it_keeps_more_pieces_than_files_may_be_open_by_default(name):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 10, before[1]))  # it inherits that
+    try:
+        client = Holder(name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    try:
+        for key in range(100):
+            put(client, str(key), b"1")
+        assert len(client.kept()) == 100
+    finally:
+        os.kill(pid_of(client), signal.SIGKILL)
+        client.close()
