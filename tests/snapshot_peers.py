@@ -19,6 +19,16 @@ preload(__name__)
 ROWS = 11
 
 
+class _Refuses(torch.Tensor):
+    """Nothing can be copied into it, which is seen when that is tried."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_:
+            raise RuntimeError("it refuses")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 class SnapshotPeer:
     """A peer, with a matrix whose rows are divided, or tensors of its own."""
 
@@ -106,6 +116,26 @@ class SnapshotPeer:
         except ValueError as error:
             return str(error)
         return ""
+
+    def snapshot_at(self, step: Any) -> bool | str:
+        """Whether a snapshot at a step of any kind is complete, or the error of its call."""
+        try:
+            self.comm.snapshot({"x": torch.zeros(3)}, step=step, snapshots=self._snapshots, timeout=PATIENCE)
+        except (TypeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+        return self.comm.wait_for_snapshot()
+
+    def restore_into(self, kind: str) -> Any:
+        """The step, or the error, of a restore of all rows into a tensor that may refuse it."""
+        made = {"plain": torch.zeros(ROWS, 3), "expanded": torch.zeros(1).expand(ROWS, 3), "refuses": _Refuses(ROWS, 3)}
+        try:
+            found = self.comm.restore(
+                {"w": made[kind]}, snapshots=self._snapshots, shards={"w": ((ROWS, 3), (0, 0))}, timeout=PATIENCE
+            )
+        except (RuntimeError, ValueError) as error:
+            return str(error)
+        assert found is not None
+        return found.step
 
     def join_again(self, world: int) -> None:
         """As a new peer, with what it has kept."""

@@ -8,7 +8,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from performers import MasterProcess, Performer
 from snapshot_peers import SnapshotPeer
 
@@ -154,3 +156,21 @@ def test_a_peer_that_reconnects_has_its_snapshots_and_one_that_closes_has_none(p
     ask(two, "join_again", (2,), (2,))
     assert ask(two, "restore", *ranks(2)) == [(3, True)] * 2
     assert ask(two, "close") == [(0, False)] * 2
+
+
+def test_a_step_is_a_whole_number_of_any_kind(peers):
+    two = peers.begin([peers.add() for _ in range(2)])
+    assert ask(two, "snapshot_at", (np.int64(7),), (torch.tensor(7),)) == [True, True]
+    text = "TypeError: step must be a whole number below 2^63, not '8'"
+    assert ask(two, "snapshot_at", ("8",), (8,)) == [text, False]
+    assert all("ValueError: step must be" in one for one in ask(two, "snapshot_at", (1 << 63,), (1 << 63,)))
+    assert ask(two, "snapshot_at", (9,), (9,)) == [True, True]  # nobody has left
+    ask(two, "leave")
+
+
+def test_a_tensor_that_cannot_be_written_to_keeps_nobody_waiting(peers):
+    two = peers.begin([peers.add() for _ in range(2)])
+    assert ask(two, "snapshot", *ranks(2, 5)) == [True] * 2
+    texts = ask(two, "restore_into", ("expanded",), ("plain",))
+    assert all("tensor w is expanded or of inference mode, and cannot be written to; pass its clone()" in one for one in texts)
+    assert ask(two, "restore_into", ("refuses",), ("plain",)) == ["it refuses", 5]  # alone, after the other one has left

@@ -116,9 +116,13 @@ class Keeper:
         self.report = Report(step=given.step)
         job = Job(**vars(given), era=self.era, talk=talk, report=self.report)
         job.thread = threading.Thread(target=self._run, args=(job, _pending(job.tensors)), name="pccl snapshot", daemon=True)
+        try:
+            job.thread.start()
+        except RuntimeError:  # there are as many threads as there may be
+            talk.abandon()  # the others wait for this member
+            raise
         self._job = job
         _jobs.add(job)
-        job.thread.start()
         return job
 
     def fence(self) -> None:

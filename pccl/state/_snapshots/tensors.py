@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -11,9 +12,10 @@ import numpy as np
 import torch
 
 from pccl._errors import CallAgainError, PeerLostError, StateLostError, TooFewPeersError
-from pccl.state._snapshots.boxes import Box, ShardMap, own_name, part_of
+from pccl._tensors import is_expanded
+from pccl.state._snapshots.boxes import Box, ShardMap, own_name, part_of, whole_number
 from pccl.state._snapshots.config import Restored, Snapshots
-from pccl.state._snapshots.restore import ATTEMPTS, DamagedError
+from pccl.state._snapshots.restore import ATTEMPTS, STEP_MAX, DamagedError
 from pccl.state._snapshots.snapshot import Contribution
 from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
 
@@ -38,6 +40,10 @@ def snapshot(
     timeout: float | None,
 ) -> None:
     vault, tensors, known, problem = _given(comm, snapshots, state, shards, part, timeout)
+    try:
+        step = whole_number(operator.index(step), STEP_MAX, -STEP_MAX)
+    except (TypeError, ValueError) as error:  # the others wait for this member, and hear of it
+        step, problem = 0, problem or type(error)(f"step must be a whole number below 2^63, not {step!r}")
     redundancy = vault.snapshots.redundancy
     wanted = redundancy.data << 10 | redundancy.parity
     sums = torch.tensor([wanted, wanted * wanted])
@@ -139,6 +145,9 @@ def _described(
     """The tensors by their names in shard maps, and which parts they are. TypeError, ValueError: they cannot be kept."""
     if "\0" in part:
         raise ValueError("the name of a part must not contain a NUL character")
+    for what, given in (("state", state), ("shards", {} if shards is None else shards)):
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{what} must be a dict by the names of tensors, not {type(given).__name__}")
     if shards is not None and shards.keys() != state.keys():
         name = min(shards.keys() ^ state.keys())
         raise ValueError(f"tensor {name} must be in both `state` and `shards`")
@@ -169,6 +178,10 @@ def _tensor(name: str, value: Any, *, written: bool) -> torch.Tensor:
         value = torch.from_numpy(value if value.flags.writeable else value.copy())
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"tensor {name} must be a torch tensor or a NumPy array, not {type(value).__name__}")
+    if hasattr(value, "full_tensor"):  # a DTensor
+        raise TypeError(f"tensor {name} is sharded; pass its local part, to_local(), and where that lies in `shards`")
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise ValueError(f"tensor {name} must be dense and have memory")
+    if written and (is_expanded(value) or (value.is_inference() and not torch.is_inference_mode_enabled())):
+        raise ValueError(f"tensor {name} is expanded or of inference mode, and cannot be written to; pass its clone()")
     return value.detach()

@@ -13,7 +13,7 @@ from uuid import UUID
 import torch
 
 from pccl._calls import Deadline
-from pccl._errors import PCCLTimeoutError, Result, StateLostError
+from pccl._errors import PCCLError, PCCLTimeoutError, Result, StateLostError
 from pccl._holder import HolderError
 from pccl.state._snapshots.boxes import (
     Box,
@@ -33,7 +33,7 @@ from pccl.state._snapshots.keeper import EXIT_SECONDS, Keeper
 from pccl.state._snapshots.restore import DamagedError, Held, Source, carry_out, choose, plan, verify
 from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, PLACE_MAX, Contribution, Job, Layout, PieceName
 from pccl.state._snapshots.stock import Stock, layouts_from
-from pccl.state._snapshots.talk import Talk, understood
+from pccl.state._snapshots.talk import GarbledError, Talk, understood
 from pccl.state._tree import encode
 
 if TYPE_CHECKING:
@@ -282,11 +282,16 @@ class Opened:
             work = plan(self._source, maps)
         except LookupError as error:
             raise ValueError(f"restore: the snapshot has no member's part for all of tensor {error.args[0]}") from None
-        carry_out(work, self._source, self._talk, lambda name: self._pieces[name].bytes, targets, shards)
         try:
+            carry_out(work, self._source, self._talk, lambda name: self._pieces[name].bytes, targets, shards)
             verify(self._source, self._talk, targets, maps)
         except DamagedError:
             self._vault.damaged.add(self._source.id)
+            raise
+        except (PCCLError, GarbledError):
+            raise
+        except BaseException:
+            self._talk.abandon()  # the others must not wait for this process
             raise
 
 
