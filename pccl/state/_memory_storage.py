@@ -60,7 +60,25 @@ class _Told(NamedTuple):
     redundancy: Redundancy
 
 
-class MemoryWriter(StorageWriter):
+class _Memory:
+    """What a writer and a reader have in common."""
+
+    def __init__(self, snapshots: Snapshots | None = None, *, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        self._snapshots = snapshots
+        self._given = group
+        self._id: str | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        self._id = None if checkpoint_id is None else os.fspath(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Never: torch does not choose it by itself."""
+        return False
+
+
+class MemoryWriter(_Memory, StorageWriter):
     """Keeps checkpoints in the memory of hosts: `torch.distributed.checkpoint.save(state, storage_writer=MemoryWriter(...))`.
 
     What DCP's planner gives a rank to write goes to the holder process of its host, and as copies or a code to other ranks, as
@@ -75,18 +93,12 @@ class MemoryWriter(StorageWriter):
     """
 
     def __init__(self, snapshots: Snapshots | None = None, *, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__()
-        self._snapshots = snapshots
-        self._given = group
-        self._id: str | None = None
+        super().__init__(snapshots, group=group)
         self._metadata: Metadata | None = None
         self._rank = 0
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("MemoryWriter works in the process that trains: use async_save with AsyncCheckpointerType.THREAD")
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        self._id = None if checkpoint_id is None else os.fspath(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """ValueError: `save` was called without collectives."""
@@ -153,13 +165,8 @@ class MemoryWriter(StorageWriter):
         """Drops what this process has of checkpoints, also at the holder. Without it a restarted process finds them."""
         _vault(self._given, self._snapshots).drop()
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Never: torch does not choose it by itself."""
-        return False
 
-
-class MemoryReader(StorageReader):
+class MemoryReader(_Memory, StorageReader):
     """Reads what MemoryWriter has kept: `torch.distributed.checkpoint.load(state, storage_reader=MemoryReader(...))`.
 
     The ranks may be others than those that wrote, and more or fewer. Each gets the ranges that DCP's planner asks for, from the
@@ -175,16 +182,10 @@ class MemoryReader(StorageReader):
     """
 
     def __init__(self, snapshots: Snapshots | None = None, *, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__()
-        self._snapshots = snapshots
-        self._given = group
-        self._id: str | None = None
+        super().__init__(snapshots, group=group)
         self._failure: Exception | None = None
         self._opened: Opened | None = None
         self._names: dict[MetadataIndex, str] = {}
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        self._id = None if checkpoint_id is None else os.fspath(checkpoint_id)
 
     def read_metadata(self, *_args: Any, **_more: Any) -> Metadata:
         """What went wrong is raised by the next method: torch takes an error here for missing metadata."""
@@ -274,11 +275,6 @@ class MemoryReader(StorageReader):
         self._opened.fill(found, shards, problem)
         self._opened = None
         return found
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Never: torch does not choose it by itself."""
-        return False
 
 
 def drain(

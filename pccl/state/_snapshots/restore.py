@@ -32,8 +32,7 @@ from pccl.state._snapshots.code import rebuild
 from pccl.state._snapshots.images import Sum, hash_slice, runs
 from pccl.state._snapshots.placement import lost_members
 from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, PLACE_MAX, Layout, Order, PieceName
-from pccl.state._snapshots.talk import GarbledError, Talk
-from pccl.state._snapshots.transfer import CHUNK_BYTES, IN_FLIGHT
+from pccl.state._snapshots.talk import CHUNK_BYTES, GarbledError, Talk, Window
 
 _log = logging.getLogger("pccl.state")
 
@@ -400,26 +399,16 @@ def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]
     garbled: list[int] = []
 
     def pass_on(content: torch.Tensor, other: int, begin: Callable[[int, str, torch.Tensor], CollectiveOp]) -> None:
-        flying: list[CollectiveOp] = []
-
-        def wait() -> None:
-            try:
-                talk.wait(flying.pop(0))
-            except GarbledError:  # the others are told when all is through
-                garbled.append(other)
-
+        window = Window(talk)
         try:
-            for number, part in enumerate(_split(content)):
-                flying.append(begin(other, f"fetch {number}", part))
-                if len(flying) > IN_FLIGHT:
-                    wait()
-            while flying:
-                wait()
-        except PeerLostError as error:
-            talk.forget(flying)
-            losses.append(error)
-        except PCCLTimeoutError as error:
-            talk.give_up(flying)
+            for number, part in enumerate(torch.split(content, CHUNK_BYTES)):
+                window.add(begin(other, f"fetch {number}", part))
+            window.drain()
+        except GarbledError:  # the others are told when all is through
+            window.forget()
+            garbled.append(other)
+        except (PeerLostError, PCCLTimeoutError) as error:
+            window.forget(gives_up=isinstance(error, PCCLTimeoutError))
             losses.append(error)
 
     def receive() -> None:
@@ -453,10 +442,6 @@ def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]
         if other:
             raise GarbledError(f"members {member} and {other - 1} have sent each other other numbers of bytes than planned")
     return come
-
-
-def _split(content: torch.Tensor) -> list[torch.Tensor]:
-    return [content[begin : begin + CHUNK_BYTES] for begin in range(0, content.numel(), CHUNK_BYTES)]
 
 
 def verify(source: Source, talk: Talk, targets: Mapping[str, torch.Tensor], maps: Sequence[ShardMap]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -26,6 +26,12 @@ LIMIT_BYTES = 1 << 32
 
 LIMIT_BYTES_EACH = 1 << 28
 """What a member accepts from each where all tell something."""
+
+CHUNK_BYTES = 4 << 20
+"""What one message between two members carries at most."""
+
+IN_FLIGHT = 3
+"""Messages of one member in one direction: as many hide the time of the master's answer."""
 
 CANCEL_SECONDS = 20.0
 """For a message that was cancelled to end on all members: none of them waits for another one's program."""
@@ -138,18 +144,6 @@ class Talk:
                 raise
             raise GarbledError(f"members send each other messages of other sizes than expected: {error}") from error
 
-    def forget(self, ops: Iterable[CollectiveOp]) -> None:
-        """Waits for messages whose other side is lost: an op that nobody waits for would block the next vote."""
-        for op in ops:
-            with contextlib.suppress(PeerLostError, PCCLTimeoutError, GarbledError):
-                self.wait(op)
-
-    def give_up(self, ops: Sequence[CollectiveOp]) -> None:
-        """Ends messages, on both sides, without waiting for the time that they may take."""
-        for op in ops:
-            request_cancel(self._comm._handle, op)
-        self.forget(ops)
-
     def _pair(self, sender: int, receiver: int, name: str, data: torch.Tensor, **where: Any) -> CollectiveOp:
         ends = [self.members[sender], self.members[receiver]]
         tag = self._tag(f"{name} {ends[0]} {ends[1]}")
@@ -168,6 +162,41 @@ class Talk:
         if self._group is not None:
             digest.update(b"".join(member.bytes for member in self.members))
         return int.from_bytes(digest.digest(), "little")
+
+
+class Window:
+    """Messages in flight to or from others."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._ops: list[tuple[CollectiveOp, Callable[[], object]]] = []
+
+    def add(self, op: CollectiveOp, then: Callable[[], object] = lambda: None) -> None:
+        """Waits for an earlier message if IN_FLIGHT are under way. `then` is called when this one has ended."""
+        self._ops.append((op, then))
+        while len(self._ops) > IN_FLIGHT:
+            self._next()
+
+    def drain(self) -> None:
+        while self._ops:
+            self._next()
+
+    def _next(self) -> None:
+        op, then = self._ops.pop(0)
+        self._talk.wait(op)
+        then()
+
+    def forget(self, *, gives_up: bool = False) -> None:
+        """Waits for messages whose other side is lost: an op that nobody waits for would block the next vote.
+
+        `gives_up`: ends them, on both sides, without waiting for the time that they may take.
+        """
+        ops, self._ops = self._ops, []
+        for op, _ in ops if gives_up else ():
+            request_cancel(self._talk._comm._handle, op)
+        for op, _ in ops:
+            with contextlib.suppress(PeerLostError, PCCLTimeoutError, GarbledError):
+                self._talk.wait(op)
 
 
 def understood(told: Sequence[bytes], make: Callable[[Any], T], what: str) -> list[T]:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from pccl._collectives import CollectiveOp
 from pccl._errors import PCCLTimeoutError, PeerLostError
 from pccl.state._snapshots.boxes import ALIGN
 from pccl.state._snapshots.code import add, factors
 from pccl.state._snapshots.images import BLOCK_BYTES, Memory, Sum, changed_blocks
 from pccl.state._snapshots.snapshot import SHARED_FAILURES, Job, PieceName, Snapshot, SpoiledError
-from pccl.state._snapshots.talk import GarbledError, Talk
-
-CHUNK_BYTES = 4 << 20
-"""What one message carries at most."""
-
-IN_FLIGHT = 3
-"""Messages of one member in one direction: as many hide the time of the master's answer."""
+from pccl.state._snapshots.talk import CHUNK_BYTES, IN_FLIGHT, GarbledError, Window
 
 
 class _Message(NamedTuple):
@@ -99,7 +93,7 @@ class Transfer:
 
     def _send_all(self) -> None:
         lost: set[int] = set()
-        window = _Window(self._talk)
+        window = Window(self._talk)
         for message in self._messages:
             if message.sender != self._job.own or message.receiver in lost:
                 continue
@@ -111,10 +105,10 @@ class Transfer:
                 lost.add(message.receiver)
                 self._fail(error)
             except PCCLTimeoutError:
-                window.give_up()
+                window.forget(gives_up=True)
                 raise
 
-    def _send(self, message: _Message, window: _Window) -> None:
+    def _send(self, message: _Message, window: Window) -> None:
         new, old = self._unit(self._snapshot, message), self._unit(self._base, message)
         failed = self._failure is not None and not isinstance(self._failure, PeerLostError)
         blocks = torch.ones(_blocks(new.numel()), dtype=torch.bool) if old is None else changed_blocks(new, old)
@@ -123,7 +117,7 @@ class Transfer:
         low, high = self._snapshot.sums.get(self._job.own, Sum(0, 0)).signed()
         head = torch.tensor([int(failed), int(blocks.sum()), low, high], dtype=torch.int64)
         packed = torch.cat([head.view(torch.uint8), blocks.view(torch.uint8)])
-        window.send(message.receiver, message.name, packed)
+        window.add(self._talk.send(message.receiver, message.name, packed))
         for number, runs in enumerate(_chunks(blocks, new.numel())):
             total = sum(end - begin for begin, end in runs)
             content = torch.empty(total, dtype=torch.uint8)
@@ -135,7 +129,7 @@ class Transfer:
                 else:
                     torch.bitwise_xor(new[begin:end], old[begin:end], out=part)
                 at += end - begin
-            window.send(message.receiver, f"{message.name}.{number}", content)
+            window.add(self._talk.send(message.receiver, f"{message.name}.{number}", content))
             self._job.report.sent_bytes += total
         self._job.report.sent_bytes += packed.numel()
 
@@ -151,7 +145,7 @@ class Transfer:
         lost: set[int] = set()
         spoiled: set[tuple[int, int]] = set()
         memories: dict[tuple[int, int], Memory] = {}
-        window = _Window(self._talk)
+        window = Window(self._talk)
         scratch = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
         for message in self._messages:
             if message.receiver != self._job.own:
@@ -170,7 +164,7 @@ class Transfer:
                 spoiled.add(key)
                 self._fail(error)
             except PCCLTimeoutError:
-                window.give_up()
+                window.forget(gives_up=True)
                 raise
         for (stripe, row), memory in memories.items():
             if (stripe, row) not in spoiled:
@@ -195,13 +189,13 @@ class Transfer:
                 memory.bytes.copy_(self._base.pieces[PieceName("parity", *key)].bytes)
         return memories[key].bytes if key in memories else None
 
-    def _receive(self, message: _Message, target: torch.Tensor | None, window: _Window, scratch: torch.Tensor) -> bool:
+    def _receive(self, message: _Message, target: torch.Tensor | None, window: Window, scratch: torch.Tensor) -> bool:
         """Whether the unit came whole."""
         begin, end = self._layout.range_of(message.stripe, message.column)
         size = end - begin
         numbers = _NUMBERS * 8
         packed = torch.zeros(numbers + _blocks(size), dtype=torch.uint8)
-        window.receive(message.sender, message.name, packed)
+        window.add(self._talk.recv(message.sender, message.name, packed))
         window.drain()
         head = packed[:numbers].view(torch.int64).tolist()
         blocks = packed[numbers:].bool()
@@ -210,75 +204,37 @@ class Transfer:
         columns = len(self._layout.placement.stripes[message.stripe].data)
         factor = factors(rows, columns)[message.row][message.column]
         chunks = list(_chunks(blocks, size))
-        buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8) for _ in chunks[:IN_FLIGHT]]
-        flying: list[tuple[CollectiveOp, torch.Tensor, list[tuple[int, int]]]] = []
-        try:
-            for number, runs in enumerate(chunks):
-                total = sum(stop - start for start, stop in runs)
-                content = buffers[number % IN_FLIGHT][:total]
-                flying.append((self._talk.recv(message.sender, f"{message.name}.{number}", content), content, runs))
-                if len(flying) == IN_FLIGHT:
-                    self._add(flying.pop(0), target, factor, scratch)
-                self._job.report.received_bytes += total
-            while flying:
-                self._add(flying.pop(0), target, factor, scratch)
-        except (PeerLostError, GarbledError):
-            self._talk.forget(op for op, _, _ in flying)
-            raise
-        except PCCLTimeoutError:
-            self._talk.give_up([op for op, _, _ in flying])
-            raise
+        buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8) for _ in chunks[: IN_FLIGHT + 1]]
+        for number, runs in enumerate(chunks):
+            total = sum(stop - start for start, stop in runs)
+            content = buffers[number % len(buffers)][:total]
+            op = self._talk.recv(message.sender, f"{message.name}.{number}", content)
+            window.add(op, functools.partial(self._add, content, runs, target, factor, scratch))
+            self._job.report.received_bytes += total
+        window.drain()
         return bool(head[_STATUS] == 0)
 
     def _add(
         self,
-        come: tuple[CollectiveOp, torch.Tensor, list[tuple[int, int]]],
+        content: torch.Tensor,
+        runs: list[tuple[int, int]],
         target: torch.Tensor | None,
         factor: int,
         scratch: torch.Tensor,
     ) -> None:
-        op, content, runs = come
-        self._talk.wait(op)
+        """Adds what has come to the parity, if there is memory for that."""
+        if target is None:
+            return
         at = 0
         for begin, end in runs:
-            if target is not None:
-                padded = -(-(end - begin) // ALIGN) * ALIGN
-                part = content[at : at + end - begin]
-                if padded != end - begin:
-                    scratch[end - begin : padded].zero_()
-                    scratch[: end - begin].copy_(part)
-                    part = scratch[:padded]
-                add(target[begin : begin + padded], part, factor)
+            padded = -(-(end - begin) // ALIGN) * ALIGN
+            part = content[at : at + end - begin]
+            if padded != end - begin:
+                scratch[end - begin : padded].zero_()
+                scratch[: end - begin].copy_(part)
+                part = scratch[:padded]
+            add(target[begin : begin + padded], part, factor)
             at += end - begin
-
-
-class _Window:
-    """Messages in flight to or from others."""
-
-    def __init__(self, talk: Talk) -> None:
-        self._talk = talk
-        self._ops: list[CollectiveOp] = []
-
-    def send(self, to: int, name: str, content: torch.Tensor) -> None:
-        """Sends; waits for an earlier message if IN_FLIGHT are under way."""
-        self._ops.append(self._talk.send(to, name, content))
-        while len(self._ops) > IN_FLIGHT:
-            self._talk.wait(self._ops.pop(0))
-
-    def receive(self, source: int, name: str, into: torch.Tensor) -> None:
-        self._ops.append(self._talk.recv(source, name, into))
-
-    def drain(self) -> None:
-        while self._ops:
-            self._talk.wait(self._ops.pop(0))
-
-    def forget(self) -> None:
-        self._talk.forget(self._ops)
-        self._ops = []
-
-    def give_up(self) -> None:
-        self._talk.give_up(self._ops)
-        self._ops = []
 
 
 def _blocks(size: int) -> int:
