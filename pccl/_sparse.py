@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -23,7 +22,7 @@ from pccl._groups import Group
 from pccl._handle import Handle
 from pccl._loader import _C, _ffi
 from pccl._named import CollectiveHandle
-from pccl._parts import Buffer, check_size, one_buffer
+from pccl._parts import Buffer, one_buffer
 from pccl._results import CollectiveInfo
 from pccl._tensors import is_torch_tensor, require
 
@@ -88,18 +87,11 @@ def decode_add(form: bytes | bytearray | memoryview, total: Tensor, *, k: int = 
 
 
 class SparseInfo(NamedTuple):
-    """What an average was made of: `weights[i]` is that of `members[i]`, by rank."""
+    """Who is in an average, by rank, and the bytes that this peer has sent and received for it."""
 
     members: tuple[UUID, ...]
-    weights: tuple[float, ...]
     tx_bytes: int
     rx_bytes: int
-
-    @property
-    def contributors(self) -> tuple[UUID, ...]:
-        """The former name of `members`. Elsewhere `contributors` are the members in each range of a result."""
-        warnings.warn("SparseInfo.contributors is now called members", DeprecationWarning, stacklevel=2)
-        return self.members
 
 
 class SparseAverage:
@@ -133,45 +125,27 @@ class SparseAverage:
         """The exchange in flight, or whose wait was cut short: one at a time, for each begins with the residual of the last."""
         return self._pending
 
-    def average(
-        self,
-        comm: Communicator,
-        gradient: Tensor,
-        result: Tensor | None = None,
-        *,
-        weight: float = 1.0,
-        tag: int | None = None,
-        timeout: float | None = None,
-    ) -> SparseInfo:
-        """Writes the sum of all members' `weight` times what they sent, divided by the sum of weights, to `result`.
+    def average_async(self, comm: Communicator, gradient: Tensor, *, weight: float = 1.0) -> SparseHandle:
+        """Launches an exchange. Its `wait` replaces `gradient` by the average of what all members sent, and `residual`.
 
-        `result` is float32 like `gradient`, or left out: then it is `gradient` itself. It has the same bits on all members, whose
-        parts are added in the order of their ranks. When a member is lost, those that live make the exchange again, so a result
-        has whole contributions only. `weight` is finite and not negative. With 0 this member only receives: its gradient does not
-        count, and its residual stays. Alone, the average is what this peer would have sent. `tag` is that of
-        `Communicator.all_gather`.
+        The average is the sum of each member's `weight` times what it sent, divided by the sum of weights: the same bits on all
+        members, whose parts are added in the order of their ranks. When a member is lost, those that live make the exchange
+        again, so a result has whole contributions only. `weight` is finite and not negative (ValueError). With 0 this member
+        only receives: its gradient does not count, and its residual stays. Alone, the average is what this peer would have sent.
 
-        After an error `residual` is as before, bit for bit, `gradient` too, and `result` is unspecified only if a member sent
-        malformed bytes (UsageError on all). PCCLTimeoutError after `timeout` seconds: the exchange goes on, see `pending`.
+        After an error `residual` is as before, bit for bit, and `gradient` is unspecified only if a member sent malformed bytes
+        (UsageError on all).
         """
-        return self.average_async(comm, gradient, result, weight=weight, tag=tag).wait(timeout)
-
-    def average_async(
-        self, comm: Communicator, gradient: Tensor, result: Tensor | None = None, *, weight: float = 1.0, tag: int | None = None
-    ) -> SparseHandle:
-        """Launches `average`. `gradient` is free when this returns; `result` and `residual` change in the handle's `wait`."""
         if self._pending is not None:
             raise error_for(_C.pcclInvalidUsage, "average", "an exchange of this object is in flight; wait for `pending` first")
-        source = _floats("gradient", gradient)
-        target = _floats("result", gradient if result is None else result, written=True)
-        require(source.numel == self._numel, f"gradient has {source.numel} elements, but this average is of {self._numel}")
-        check_size(source, target)
+        target = _floats("gradient", gradient, written=True)
+        require(target.numel == self._numel, f"gradient has {target.numel} elements, but this average is of {self._numel}")
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"weight must be finite and non-negative, not {weight!r}")
         message = bytearray(_HEAD.size + form_bytes(self._numel, self.k))
         _HEAD.pack_into(message, 0, self._numel, self.k, _VERSION, weight)
-        _encode(source, self._residual, self.decay, self.k, message, _HEAD.size, self._spare)
-        self._pending = handle = SparseHandle(self, comm, message, target, weight, tag)
+        _encode(target, self._residual, self.decay, self.k, message, _HEAD.size, self._spare)
+        self._pending = handle = SparseHandle(self, comm, message, target, committed=weight > 0)
         try:
             handle._launch(UNBOUNDED)
         except Exception:  # after a signal it may be in flight, and is waited for as `pending`
@@ -187,18 +161,15 @@ class SparseAverage:
 
 
 class SparseHandle(Handle[SparseInfo]):
-    """An exchange in flight. Each has to be waited for: `result` and `residual` change where its end is seen."""
+    """An exchange in flight. Each has to be waited for: `gradient` and `residual` change where its end is seen."""
 
-    def __init__(
-        self, owner: SparseAverage, comm: Communicator, message: bytearray, target: Buffer, weight: float, tag: int | None
-    ) -> None:
+    def __init__(self, owner: SparseAverage, comm: Communicator, message: bytearray, target: Buffer, *, committed: bool) -> None:
         super().__init__(comm._events)
         self._owner = owner
         self._comm = comm
         self._message = message
         self._target = target
-        self._weight = weight
-        self._tag = tag
+        self._committed = committed  # the residual changes with success
         self._cancelled = False
         self._members: tuple[UUID, ...] = ()
         self._roll = _zeros(owner._residual, (1,))
@@ -220,7 +191,7 @@ class SparseHandle(Handle[SparseInfo]):
             except PCCLError:
                 self._owner._end(self, committed=False)
                 raise
-            self._owner._end(self, committed=self._weight > 0)
+            self._owner._end(self, committed=self._committed)
             return info
 
     def _request_cancel(self) -> None:
@@ -255,7 +226,7 @@ class SparseHandle(Handle[SparseInfo]):
         own = Buffer(address + group.rank * size, size, DataType.UINT8, None, room, DeviceType.CPU)
         whole = Buffer(address, len(room), DataType.UINT8, None, room, DeviceType.CPU)
         arguments = {"dtype": DataType.UINT8, "count": size, "send": own.pointer, "recv": whole.pointer}
-        call = Call(Collective.ALL_GATHER, group, arguments, own, whole, self._tag)
+        call = Call(Collective.ALL_GATHER, group, arguments, own, whole)
         return group.members, CollectiveHandle(self._comm, call), room
 
     def _add(self, told: CollectiveInfo) -> SparseInfo:
@@ -269,13 +240,12 @@ class SparseHandle(Handle[SparseInfo]):
                 text = f"rank {rank} sends k = {k} of {numel} elements, version {version}, weight {weight:g}, and this peer "
                 text += f"k = {owner.k} of {owner._numel}, version {_VERSION}; pass the same size and k on all members"
                 raise error_for(_C.pcclInvalidArgument, "average", text)
-        weights = tuple(float(head[3]) for head in heads)
-        total = sum(weights)
+        total = sum(head[3] for head in heads)
         _ffi.memmove(_ffi.cast("char *", self._target.pointer), bytes(4 * owner._numel), 4 * owner._numel)
-        for message, weight in zip(messages, weights, strict=True):
+        for message, (*_, weight) in zip(messages, heads, strict=True):
             if weight > 0:
                 _decode_add(message[_HEAD.size :], self._target, owner.k, weight / total)
-        return SparseInfo(self._members, weights, told.tx_bytes, told.rx_bytes)
+        return SparseInfo(self._members, told.tx_bytes, told.rx_bytes)
 
 
 def _floats(role: str, tensor: Tensor, *, written: bool = False) -> Buffer:

@@ -50,9 +50,8 @@ class Averager:
 
     def step(self, step: int) -> tuple[int, bytes, bytes]:
         """Gives the number of contributors, the average and the residual."""
-        result = np.empty(NUMEL, np.float32)
-        info = self.average.average(self.comm, gradient(self.number, step), result, weight=weight(self.number), timeout=PATIENCE)
-        assert len(info.members) == len(info.weights)
+        result = gradient(self.number, step)
+        info = self.average.average_async(self.comm, result, weight=weight(self.number)).wait(PATIENCE)
         assert info.tx_bytes <= (len(info.members) - 1) * (form_bytes(NUMEL, K) + 24)
         return len(info.members), result.tobytes(), self.average.residual.tobytes()
 
@@ -64,15 +63,15 @@ class Averager:
     def give_up(self, step: int) -> tuple[bool, bool]:
         """Its wait is cut short, nothing is committed, a second exchange is refused; then it waits on."""
         before = self.average.residual.tobytes()
-        result = np.empty(NUMEL, np.float32)
+        result = gradient(self.number, step)
         with contextlib.suppress(pccl.PCCLTimeoutError):
-            self.average.average(self.comm, gradient(self.number, step), result, weight=weight(self.number), timeout=0)
+            self.average.average_async(self.comm, result, weight=weight(self.number)).wait(0)
         handle = self.average.pending
         if handle is None:  # it was that fast
             return True, True
         same = self.average.residual.tobytes() == before
         with contextlib.suppress(pccl.UsageError):
-            self.average.average(self.comm, result)
+            self.average.average_async(self.comm, result)
             same = False
         return same, len(handle.wait(PATIENCE).members) > 0
 
@@ -80,7 +79,7 @@ class Averager:
         """Whether members with another k are told so, without a trace in the residual."""
         other = SparseAverage(np.zeros(NUMEL, np.float32), k=k)
         try:
-            other.average(self.comm, gradient(self.number, 0), timeout=PATIENCE)
+            other.average_async(self.comm, gradient(self.number, 0)).wait(PATIENCE)
         except pccl.UsageError:
             return not other.residual.any()
         return False

@@ -142,17 +142,16 @@ def test_alone():
         for step in range(50):
             gradient = random_tensor(step, 5000).reshape(50, 100)
             shadow += gradient
-            info = average.average(comm, gradient, weight=2)
+            info = average.average_async(comm, gradient, weight=2).wait()
             assert info.members == (comm.uuid,)
-            assert info.weights == (2,)
             shadow -= gradient
         before = average.residual.copy()
-        average.average(comm, np.ones((50, 100), np.float32), weight=0)
+        average.average_async(comm, np.ones((50, 100), np.float32), weight=0).wait()
         assert (average.residual == before).all()
         with pytest.raises(AssertionError, match="elements"):
-            average.average(comm, np.zeros(3, np.float32))
+            average.average_async(comm, np.zeros(3, np.float32))
         with pytest.raises(ValueError, match="weight"):
-            average.average(comm, np.zeros((50, 100), np.float32), weight=-1)
+            average.average_async(comm, np.zeros((50, 100), np.float32), weight=-1)
     np.testing.assert_allclose(shadow, average.residual, atol=1e-4)
 
 
