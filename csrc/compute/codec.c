@@ -29,40 +29,10 @@ void codec_narrow(int dtype, void *dst, const void *wide, size_t count) {
         memmove(dst, wide, count * dtype_size(dtype));
 }
 
-// ---- RAW ----
-static bool codec_raw_takes(int dtype) { return dtype_size(dtype) > 0; }
-
-static size_t codec_raw_bytes(const struct codec *codec, int dtype, size_t count) {
-    (void)codec;
-    return count * dtype_size(dtype);
-}
-
-static void codec_raw_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                             const struct codec_rounding *rounding) {
-    (void)codec, (void)rounding;
-    codec_narrow(dtype, out, wide, count);
-}
-
-static bool codec_raw_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
-    (void)codec;
-    codec_widen(dtype, wide, in, count);
-    return true;
-}
-
-static const struct codec raw = {
-    .name = "raw",
-    .block = CODEC_PIECE,
-    .takes = codec_raw_takes,
-    .bytes = codec_raw_bytes,
-    .encode = codec_raw_encode,
-    .decode = codec_raw_decode,
-};
-
 // ---- the codecs ----
 const struct codec *codec_find(uint8_t id) {
-    if (id >= CODECS) return NULL;
-    if (id >= CODEC_BLOCK_INT8) return &block_codecs[id - CODEC_BLOCK_INT8];
-    return id == CODEC_RAW ? &raw : &quant_codecs[id - CODEC_MINMAX_UINT8];
+    if (id == CODEC_RAW || id >= CODECS) return NULL;
+    return id >= CODEC_BLOCK_INT8 ? &block_codecs[id - CODEC_BLOCK_INT8] : &quant_codecs[id - CODEC_MINMAX_UINT8];
 }
 
 uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm, uint32_t block) {

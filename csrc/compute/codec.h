@@ -1,5 +1,5 @@
-// How the elements of an op are written for their way: a codec for each id, which members agree on. RAW writes them as
-// they lie in memory, the others quantise them. Pure.
+// How the elements of an op are quantised for their way: a codec for each id, which members agree on. RAW is none: the
+// elements travel as they lie in memory. Pure.
 //
 // A codec writes block after block of `block` elements, each by itself; the last one may be shorter. How long that is,
 // it alone says: the bytes of an element need not be a whole number. Members take the same arguments to the same bits.
@@ -56,7 +56,7 @@ struct codec {
     bool (*decode)(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 };
 
-// NULL: there is none of this id.
+// NULL: there is none of this id, as of RAW.
 const struct codec *codec_find(uint8_t id);
 // The one that these options of a reduce ask for; CODEC_RAW: none. `block`: of those with a scale for each block.
 uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm, uint32_t block);

@@ -23,8 +23,6 @@ struct hash128 {
 uint64_t hash_xxh3_64(const void *data, size_t bytes);
 struct hash128 hash_xxh3_128(const void *data, size_t bytes);
 
-static inline bool hash_equal(struct hash128 a, struct hash128 b) { return a.low == b.low && a.high == b.high; }
-
 // Leaves of content of that size.
 static inline uint64_t hash_leaf_count(uint64_t bytes) {
     return bytes / HASH_LEAF_BYTES + (bytes % HASH_LEAF_BYTES != 0);
