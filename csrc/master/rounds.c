@@ -351,7 +351,9 @@ void rounds_done(struct rounds *rounds, struct membership *table, struct peer_re
         if (donor != NULL && donor->part == ROLE_DONOR) donor->tx_bytes += done->sources[i].bytes;
     }
     if (done->complete == WIRE_SYNC_READ_ONLY)
-        membership_expel(table, peer, WIRE_SYNC_RULE "it must receive, but its memory is read-only");
+        membership_expel(table, peer,
+                         WIRE_SYNC_RULE
+                         "it must receive, but its memory is read-only, or shared by entries that differ");
     else if (done->complete == WIRE_SYNC_COMPLETE)
         peer->part = ROLE_DONE;
     else

@@ -259,7 +259,7 @@ struct wire_sync_source {
 enum wire_sync_completion {
     WIRE_SYNC_MISSING,   // no donor is left that could give what is missing
     WIRE_SYNC_COMPLETE,  // the content hash of what lies in memory was verified
-    WIRE_SYNC_READ_ONLY, // what would have to be written cannot be: the sender has to go
+    WIRE_SYNC_READ_ONLY, // what would have to be written cannot be, or not beside the rest: the sender has to go
 };
 
 // From each receiver, once per round.

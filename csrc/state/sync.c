@@ -41,7 +41,8 @@ static bool queue_ask(struct sync *sync, const struct incoming *in) {
     const struct wire_sync_ask *ask = &in->head.sync_ask;
     if (sync->service.ending || (sync->begun && ask->round != sync->plan->round)) return true;
     uint64_t leaves = sync->content->layout.leaf_count;
-    if (ask->first >= leaves || ask->count > leaves - ask->first) return false;
+    // Before the plan it may be of the round before, whose state had more leaves.
+    if (ask->first >= leaves || ask->count > leaves - ask->first) return !sync->begun;
     struct requester *requester = requester_of(sync, in->from);
     if (requester == NULL || requester->count == ASKS_MAX) return false;
     requester->asks[(requester->first + requester->count++) % ASKS_MAX] = (struct ask){in->header.type, *ask};
@@ -194,6 +195,7 @@ static void sync_free(struct sync *sync) {
     free(sync->donors);
     free(sync->theirs);
     free(sync->hashes_bad);
+    free(sync->by_place);
     free(sync->done);
     delta_free(sync->delta);
     content_set_wake(sync->content, -1);

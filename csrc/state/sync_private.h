@@ -67,8 +67,9 @@ struct sync {
     uint64_t *theirs;
     uint64_t hashes; // that have come
     int64_t hashes_asked_at;
-    uint8_t *hashes_bad;         // by donor: how often
-    struct wire_sync_done *done; // made ready, so that the end cannot fail
+    uint8_t *hashes_bad;                 // by donor: how often
+    const struct delta_entry **by_place; // room for all entries
+    struct wire_sync_done *done;         // made ready, so that the end cannot fail
     struct delta *delta;
     struct leaf_pool *pool;    // made when there is work for it
     struct sync_report report; // written under the lock

@@ -68,12 +68,59 @@ static void pump_donor(struct sync *sync, uint32_t index, int64_t now) {
     }
 }
 
+// Ends the round for this peer, which cannot have what was elected: this entry would have to hold something else, too.
+static void finish_unwritable(struct sync *sync, const struct delta_entry *entry) {
+    engine_lock(sync->engine);
+    sync->report.read_only = entry;
+    engine_unlock(sync->engine);
+    finish(sync, WIRE_SYNC_READ_ONLY);
+}
+
+static int compare_places(const void *a, const void *b) {
+    const struct delta_entry *x = *(const struct delta_entry *const *)a, *y = *(const struct delta_entry *const *)b;
+    return ((uintptr_t)x->data > (uintptr_t)y->data) - ((uintptr_t)x->data < (uintptr_t)y->data);
+}
+
+static bool holds_elected(const struct sync *sync, const struct delta_entry *entry) {
+    uint64_t hash;
+    for (uint64_t leaf = 0; leaf < entry->leaf_count; leaf++)
+        if (!device_hash(entry->queue, &hash, entry->data, entry->bytes, leaf, 1) ||
+            hash != sync->theirs[entry->first_leaf + leaf])
+            return false;
+    return true;
+}
+
+// Entries may share memory, as tied weights do. Returns one that the leaves of another have overwritten with something
+// else, since others keep the two apart. NULL: there is none.
+static const struct delta_entry *find_overwritten(struct sync *sync) {
+    const struct delta_layout *layout = &sync->content->layout;
+    const struct delta_entry *widest = NULL, *looked_at = NULL;
+    for (size_t i = 0; i < layout->count; i++) sync->by_place[i] = &layout->entries[i];
+    qsort(sync->by_place, layout->count, sizeof *sync->by_place, compare_places);
+    for (size_t i = 0; i < layout->count; i++) {
+        const struct delta_entry *entry = sync->by_place[i];
+        uintptr_t begin = (uintptr_t)entry->data, end = widest == NULL ? 0 : (uintptr_t)widest->data + widest->bytes;
+        if (begin < end && looked_at != widest && !holds_elected(sync, looked_at = widest)) return widest;
+        if (begin < end && !holds_elected(sync, entry)) return entry;
+        if (begin + entry->bytes > end) widest = entry;
+    }
+    return NULL;
+}
+
+static void complete(struct sync *sync) {
+    const struct delta_entry *overwritten = sync->report.wrote ? find_overwritten(sync) : NULL;
+    if (overwritten == NULL)
+        finish(sync, WIRE_SYNC_COMPLETE);
+    else
+        finish_unwritable(sync, overwritten);
+}
+
 static void pump(struct sync *sync) {
     if (sync->phase != PHASE_LEAVES) return;
     int64_t now = platform_now_ns();
     for (uint32_t i = 0; i < sync->donor_count; i++) pump_donor(sync, i, now);
     if (delta_missing(sync->delta) == 0)
-        finish(sync, WIRE_SYNC_COMPLETE);
+        complete(sync);
     else if (delta_hopeless(sync->delta) && (sync->pool == NULL || leaf_pool_idle(sync->pool)))
         finish(sync, WIRE_SYNC_MISSING);
 }
@@ -125,10 +172,7 @@ static void begin_leaves(struct sync *sync) {
     delta_compare(sync->delta, sync->content->leaves, sync->theirs);
     const struct delta_entry *read_only = find_read_only(sync);
     if (read_only != NULL) {
-        engine_lock(sync->engine);
-        sync->report.read_only = read_only;
-        engine_unlock(sync->engine);
-        finish(sync, WIRE_SYNC_READ_ONLY);
+        finish_unwritable(sync, read_only);
         return;
     }
     for (uint32_t i = 0; i < sync->donor_count; i++)
@@ -257,8 +301,11 @@ bool sync_receive_begin(struct sync *sync) {
     sync->donors = calloc(plan->donor_count + 1, sizeof *sync->donors);
     sync->hashes_bad = calloc(plan->donor_count + 1, sizeof *sync->hashes_bad);
     sync->theirs = calloc(sync->content->layout.leaf_count + 1, sizeof *sync->theirs);
+    sync->by_place = calloc(sync->content->layout.count + 1, sizeof *sync->by_place);
     sync->done = calloc(1, sizeof *sync->done);
-    if (sync->donors == NULL || sync->hashes_bad == NULL || sync->theirs == NULL || sync->done == NULL) return false;
+    if (sync->donors == NULL || sync->hashes_bad == NULL || sync->theirs == NULL || sync->by_place == NULL ||
+        sync->done == NULL)
+        return false;
     sync->donor_count = plan->donor_count;
     int64_t now = platform_now_ns();
     for (uint32_t i = 0; i < plan->donor_count; i++)
@@ -277,8 +324,10 @@ bool sync_note_leaves(struct sync *sync) {
         content->leaves[leaf] = here ? sync->theirs[leaf] : ~sync->theirs[leaf];
         torn |= !here;
     }
+    const struct delta_entry *overwritten = torn ? NULL : find_overwritten(sync);
+    if (overwritten != NULL) content->leaves[overwritten->first_leaf] = ~sync->theirs[overwritten->first_leaf];
     content->hash = content_root(&content->layout, content->leaves);
-    return torn;
+    return torn || overwritten != NULL;
 }
 
 // ---- leaves that come ----

@@ -180,6 +180,19 @@ def test_a_different_mask_is_expelled_and_the_others_go_on():
         assert [info.rx_bytes for info in sync_all(comms[:2], held[:2])] == [0, 0]
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_entries_that_share_memory_on_the_receiver_alone(apart: bool):
+    """What comes for one of them would replace the other: that is no success, unless both are to be equal."""
+    with team([0, 0]) as comms:
+        (first, other), (tied, last) = filled(1, 200_000, 7), filled(2, 200_000, 7)
+        held = [Held([first, first + apart, other], revision=1), Held([tied, tied, last])]
+        ends = sync_all(comms, held)
+        if apart:
+            assert ends[1] is Result.INVALID_USAGE
+        else:
+            assert same(held)
+
+
 def test_groups_do_not_touch_each_other():
     with team([0, 0, 1, 1]) as comms:
         held = [Held(filled(seed, 1000), revision) for seed, revision in ((1, 0), (2, 0), (3, 7), (4, 7))]

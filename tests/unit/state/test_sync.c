@@ -17,6 +17,11 @@
 #include "api/ext.h"
 #include "base/platform.h"
 #include "check.h"
+#include "deaf_owner.h"
+#include "enter_epoch.h"
+#include "far_end.h"
+#include "net/wire_data.h"
+#include "state/sync.h"
 
 enum { PEERS = 4, ENTRIES = 6 };
 
@@ -305,10 +310,55 @@ static void test_no_right_to_read(void) {
     close(orders[1]);
 }
 
+static void ask_leaf(struct transport *end, uint64_t round, uint64_t leaf) {
+    uint8_t bytes[WIRE_HEADER_BYTES + WIRE_HEAD_BYTES];
+    struct wire_head head = {.sync_ask = {.round = round, .first = leaf, .sequence = 1, .count = 1}};
+    struct wire_header header = {
+        .run = EPOCH_RUN, .generation = EPOCH_GENERATION, .type = WIRE_SYNC_ASK, .length = WIRE_HEAD_BYTES};
+    wire_header_encode(bytes, &header);
+    wire_head_encode(bytes + WIRE_HEADER_BYTES, WIRE_SYNC_ASK, &head);
+    REQUIRE(far_end_write(end, bytes, sizeof bytes));
+}
+
+// An ask that was under way when its round ended may be of a leaf that the next state lacks: the link stays.
+static void test_ask_of_the_round_before(void) {
+    check_case("an ask of the round before");
+    static struct wire_sync_plan plan = {
+        .round = 2, .receiver_count = 1, .donor_count = 1, .receivers = {{{2}}}, .donors = {{{1}}}};
+    static uint8_t tensor[100], bytes[WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES];
+    pcclTensorInfo_t info = {.name = "a", .data = tensor, .count = sizeof tensor, .datatype = pcclUint8};
+    pcclSharedState_t state = {.count = 1, .infos = &info};
+    struct wire_member members[] = {{.id = {{1}}}, {.id = {{2}}}};
+    struct wire_header header = {0};
+    struct content *content;
+    int pair[2];
+    struct engine *engine = engine_new(&members[0].id, &deaf_owner);
+    REQUIRE(engine != NULL && socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
+    engine_add_link(engine, &members[1].id, 0, far_end_new(pair[0]));
+    struct transport *end = far_end_new(pair[1]);
+    enter_epoch(engine, 1, members, 2, 0);
+    engine_links_ready(engine, 1);
+    REQUIRE(content_new(&state, NULL, &content) == pcclSuccess && content_hash(content, INT64_MAX));
+    REQUIRE(sync_begin(engine, content, SECOND_NS));
+    ask_leaf(end, 1, 7);
+    ask_leaf(end, 2, 0);
+    sync_plan(engine, &plan);
+    while (header.type != WIRE_SYNC_LEAF) {
+        REQUIRE(far_end_read(end, bytes, WIRE_HEADER_BYTES) && wire_header_decode(bytes, &header));
+        REQUIRE(far_end_read(end, bytes, header.length));
+    }
+    sync_end(engine, NULL);
+    content_free(content);
+    engine_stop(engine);
+    engine_free(engine);
+    transport_free(end);
+}
+
 // `test_sync FIRST LAST`: the seeds of those who leave.
 int main(int count, char **arguments) {
     REQUIRE(pcclInit() == pcclSuccess);
     test_no_right_to_read();
+    test_ask_of_the_round_before();
     test_rounds("1");
     test_rounds("0");
     test_cut_short();
