@@ -214,7 +214,7 @@ class Tags:
     BITS = 16  # of the number; the rest is of the members
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # from taking a number to the launch
+        self.lock = threading.RLock()  # from taking a number to the launch; a signal handler may launch a call meanwhile
         self.next: Counter[tuple[Any, ...]] = Counter()
 
     def restart(self) -> None:

@@ -130,7 +130,8 @@ class CollectiveHandle(Handle[CollectiveInfo]):
         # Members may know a different Everyone after a loss: none of these waits for the others, it ends and is made again.
         survivors = self._call.survivors and not self._call.of_everyone
         arguments = self._call.arguments
-        return self._comm._prepare(self._call.kind, group=group, tag=tag, survivors=survivors, keep=self._call, **arguments)
+        keep = self._call, [buffer.owner for buffer in (self._call.loads, self._call.stores) if buffer is not None]
+        return self._comm._prepare(self._call.kind, group=group, tag=tag, survivors=survivors, keep=keep, **arguments)
 
     def _begin_again(self, error: PeerLostError) -> None:
         """Among those that live, if a call of all members is to go on without the others; else raises the error."""

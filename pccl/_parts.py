@@ -13,39 +13,9 @@ from typing import Any
 from pccl._calls import whole_number
 from pccl._enums import DataType, DeviceType
 from pccl._errors import ArgumentError
-from pccl._gpu import common_stream, is_gpu_array
+from pccl._gpu import common_stream
 from pccl._groups import Group
-from pccl._tensors import (
-    Memory,
-    Room,
-    RoomPool,
-    check_in_place,
-    check_writable,
-    copy_memory,
-    gpu_memory,
-    is_numpy_array,
-    is_torch_tensor,
-    new_memory,
-    numpy_memory,
-    require,
-    torch_memory,
-)
-
-
-def _memory(tensor: Any, role: str, *, written: bool = False) -> Memory:
-    if is_torch_tensor(tensor):
-        memory = torch_memory(tensor, role)
-        if written:
-            check_writable(tensor, role)
-    elif is_numpy_array(tensor):
-        if written and not tensor.flags.writeable:
-            raise ValueError(f"{role} is read-only; pass a writable array")
-        memory = numpy_memory(tensor, role)
-    elif is_gpu_array(tensor):
-        memory = gpu_memory(tensor, role, written=written)
-    else:
-        raise ValueError(f"{role} must be a torch.Tensor, a numpy.ndarray or an array on a GPU, not {type(tensor).__name__}")
-    return memory
+from pccl._tensors import Room, RoomPool, bring_back, copy_memory, memory_of, new_memory, require
 
 
 @dataclass
@@ -77,8 +47,7 @@ class Buffer:
         at = self.pointer
         owners = self.owner if isinstance(self.owner, list) else [self.owner]
         for owner, (address, size) in zip(owners, self.parts, strict=bool(self.parts)):
-            check_in_place(owner, address, size, name)
-            copy_memory(address, at, size)
+            bring_back(owner, address, at, size, name)
             at += size
 
     @property
@@ -117,10 +86,10 @@ class Buffer:
 
 def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
     if not isinstance(value, (list, tuple)):
-        memory = _memory(value, role, written=written)
+        memory = memory_of(value, role, written=written)
         return Buffer(memory.pointer, memory.numel, memory.dtype, None, value, memory.device, stream=memory.stream)
     require(len(value) > 0, f"{role} is an empty list; pass a tensor for each member of the group")
-    memories = [_memory(tensor, f"{role}[{at}]", written=written) for at, tensor in enumerate(value)]
+    memories = [memory_of(tensor, f"{role}[{at}]", written=written) for at, tensor in enumerate(value)]
     dtype = memories[0].dtype
     device = memories[0].device
     for at, memory in enumerate(memories):

@@ -21,7 +21,7 @@ from pccl._handle import Events, Handle
 from pccl._loader import _C, _ffi
 from pccl._operations import OpTicket, contributors, request_cancel, told
 from pccl._results import Contributors, ReduceInfo
-from pccl._tensors import Buffers, InputDigest, Room, RoomPool, check_in_place, copy_memory, overlap
+from pccl._tensors import Buffers, InputDigest, Room, RoomPool, bring_back, check_in_place, copy_memory, overlap, storages_of
 from pccl._types import ReduceNumbers, ReduceOpDescriptor, plain_numbers
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Op(OpTicket):
         self._plain: PlainReduce | None = None  # what it was made into by `renew`
         self._rooms: tuple[Room, ...] = ()  # of the input and the result; one for both if segments are reduced in place
         self._input: InputDigest | None = None
-        self._itemsize = buffers.dtype.itemsize
+        self._itemsize = DataType(numbers[3][0]).itemsize  # of what is reduced, which may be less than the tensor
         self._bytes = size = buffers.numel * self._itemsize
         self._digestible = buffers.device is DeviceType.CPU
         refused = send != recv and overlap((send, size), (recv, size))  # by the library, unless the op has memory of its own
@@ -101,7 +101,8 @@ class Op(OpTicket):
         addresses = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
         options = _options(retry, blocks, residual, buffers.stream)
         c_arguments = *addresses, descriptor, comm, options
-        super().__init__(name, "pccl_begin_reduce", *c_arguments, tag=numbers[2], elastic=retry, live=live, keep=buffers.owners)
+        kept = *buffers.owners, *storages_of(buffers.owners)
+        super().__init__(name, "pccl_begin_reduce", *c_arguments, tag=numbers[2], elastic=retry, live=live, keep=kept)
         self.stream = buffers.stream  # that it was launched after
         self._residuals = None if residual is None else residual.pair  # which keeps them
         self.arguments = arguments
@@ -133,14 +134,18 @@ class Op(OpTicket):
         None: it has not succeeded; `begin` and `wait`, called as ever, tell what has become of it.
         """
         self._live.add(self)
-        with contextlib.suppress(ClosedError), handle as comm:
-            if _C.pccl_reduce(*self._arguments, self.c, SLICE_MS) == SUCCESS:
-                if self._elastic:
-                    self._contributors = told(comm, self.tag)
-                self.result = SUCCESS
-                self._live.discard(self)
-                self.keep = None
-                return reduce_info(self.c.info, self._contributors)
+        try:
+            with contextlib.suppress(ClosedError), handle as comm:
+                if _C.pccl_reduce(*self._arguments, self.c, SLICE_MS) == SUCCESS:
+                    if self._elastic:
+                        self._contributors = told(comm, self.tag)
+                    self.result = SUCCESS
+                    self._live.discard(self)
+                    self.keep = None
+                    return reduce_info(self.c.info, self._contributors)
+        finally:
+            if isinstance(self.keep, tuple):  # not before, since it takes time
+                self.keep += storages_of(self.keep)
         if not self.c.kind:
             self._live.discard(self)
         return None
@@ -223,31 +228,31 @@ class Op(OpTicket):
 class Multi(Ticket):
     """One all_reduce_multiple_with_retry, from before its launch until its end."""
 
-    __slots__ = ("_descriptors", "_input", "_pool", "_rooms")
+    __slots__ = ("_descriptors", "_input", "_lost", "_pool", "_rooms")
 
     def __init__(
         self, comm: Any, descriptors: list[ReduceOpDescriptor], max_in_flight: int, *, pool: RoomPool | None = None
     ) -> None:
         """With `pool`, the operations work on memory of their own, unless their tensors overlap each other."""
         self._descriptors = descriptors
+        self._lost = ""  # why a result is not in its tensor
         self._input: InputDigest | None = None
         self._pool = pool
         self._rooms: list[Room] = []
-        if pool is not None and _are_apart(descriptors):
-            for descriptor in descriptors:
-                size = _input_of(descriptor)[1]
-                self._rooms.append(pool.take(size))
-                copy_memory(self._rooms[-1].address, descriptor.sendbuf_ptr, size)
         array = _ffi.new("pcclReduceOpDescriptor_t[]", len(descriptors))
         options = _ffi.new("pcclReduceOptions_t[]", len(descriptors))
         for c_descriptor, c_options, descriptor in zip(array, options, descriptors, strict=True):
             descriptor.to_c_inpl(c_descriptor)
             _set_blocks(c_options, descriptor.reduce_descriptor.quantization_options.blocks)
             c_options.stream = _ffi.cast(_VOID, descriptor.stream)
-        for c_descriptor, room in zip(array, self._rooms, strict=False):
-            c_descriptor.sendbuf = c_descriptor.recvbuf = _ffi.cast(_VOID, room.address)
+        if pool is not None and _are_apart(descriptors):
+            for c_descriptor, (address, size) in zip(array, map(_input_of, descriptors), strict=True):
+                self._rooms.append(room := pool.take(size))
+                copy_memory(room.address, address, size)
+                c_descriptor.sendbuf = c_descriptor.recvbuf = _ffi.cast(_VOID, room.address)
         arguments = (array, options, len(descriptors), comm, max_in_flight)
-        super().__init__("pcclAllReduceMultipleWithRetry", "pccl_begin_multi", *arguments, keep=descriptors)
+        kept = descriptors, storages_of([_owners_of(descriptor) for descriptor in descriptors])
+        super().__init__("pcclAllReduceMultipleWithRetry", "pccl_begin_multi", *arguments, keep=kept)
         self.c = _ffi.gc(self.c, _C.pccl_ticket_free)
 
     def note_input(self) -> None:
@@ -257,17 +262,31 @@ class Multi(Ticket):
 
     def check_input(self) -> None:
         if self._input is not None and self.in_flight:
+            for descriptor in self._descriptors:
+                try:
+                    check_in_place(_owners_of(descriptor)[0], *_input_of(descriptor), self.name)
+                except UsageError:
+                    return  # what was given is gone, and cannot be compared
             self._input.check(self.name)
 
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
-        """As that of every ticket. At its end results come into the program's tensors; inputs where there is no result."""
+        """As that of every ticket. At its end results come into the program's tensors; inputs where there is no result.
+
+        UsageError for a tensor that has lost its memory: the others have their results.
+        """
         result = super().wait(handle, deadline, watch)
         if result != TIMED_OUT and not self.in_flight and self._pool is not None:
             for descriptor, room in zip(self._descriptors, self._rooms, strict=False):
-                copy_memory(descriptor.recvbuf_ptr, room.address, _input_of(descriptor)[1])
+                size = _input_of(descriptor)[1]
+                try:
+                    bring_back(_owners_of(descriptor)[1], descriptor.recvbuf_ptr, room.address, size, self.name)
+                except UsageError as error:
+                    self._lost = error.detail
             rooms, self._rooms = self._rooms, []
             for room in rooms:
                 self._pool.give(room)
+            if self._lost:
+                result = self._ended(INVALID_USAGE, self._lost)
         return result
 
 
@@ -275,6 +294,11 @@ def _input_of(descriptor: ReduceOpDescriptor) -> tuple[int, int]:
     """Address and bytes of the input."""
     wanted = descriptor.reduce_descriptor
     return descriptor.sendbuf_ptr, wanted.count * wanted.operand_descriptor.datatype.itemsize
+
+
+def _owners_of(descriptor: ReduceOpDescriptor) -> tuple[Any, Any]:
+    """The tensors of the input and the result, if the descriptor was made from tensors."""
+    return (None, None) if descriptor._buffers is None else descriptor._buffers.owners
 
 
 def _are_apart(descriptors: list[ReduceOpDescriptor]) -> bool:

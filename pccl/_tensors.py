@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -82,7 +81,10 @@ class Room(NamedTuple):
 
 
 class RoomPool:
-    """Rooms of operations that have ended, for the next ones: fresh pages cost as much as a copy. Any thread may use it."""
+    """Rooms of operations that have ended, for the next ones: fresh pages cost as much as a copy.
+
+    Any thread may use it, and a signal handler that interrupts one: without a lock, by calls of a list that are atomic.
+    """
 
     LEAST = 1 << 20
     """Bytes of a room that is kept."""
@@ -91,23 +93,29 @@ class RoomPool:
     """The most rooms that are kept."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._rooms: list[Room] = []
 
     def take(self, size: int) -> Room:
-        with self._lock:
-            fits = [room for room in self._rooms if room.size >= size]
-            if fits and size >= self.LEAST:
-                best = min(fits, key=lambda room: room.size)
-                self._rooms.remove(best)
-                return best
-        return Room(*new_memory(size), size)
+        rooms: list[Room] = []
+        with contextlib.suppress(IndexError):
+            while size >= self.LEAST:
+                rooms.append(self._rooms.pop(0))
+        fits = [room for room in rooms if room.size >= size]
+        best = min(fits, key=lambda room: room.size) if fits else Room(*new_memory(size), size)
+        self._rooms[:0] = [room for room in rooms if room is not best]
+        return best
 
     def give(self, room: Room) -> None:
         """Takes back the room of an operation that has ended. The oldest one goes if there are too many."""
         if room.size >= self.LEAST:
-            with self._lock:
-                self._rooms = [*self._rooms[1 - self.KEPT :], room]
+            self._rooms.append(room)
+            del self._rooms[: -self.KEPT]
+
+
+def bring_back(owner: Any, to: int, source: int, size: int, name: str) -> None:
+    """Copies a result to a tensor's memory. UsageError: the tensor no longer has it. `name` is the call's name."""
+    check_in_place(owner, to, size, name)
+    copy_memory(to, source, size)
 
 
 def check_in_place(owner: Any, address: int, size: int, name: str) -> None:
@@ -205,8 +213,8 @@ def is_expanded(tensor: Any) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def torch_memory(tensor: Any, role: str) -> Memory:
-    """The memory of a torch tensor; `role` is what texts call it."""
+def torch_memory(tensor: Any, role: str, *, written: bool = False) -> Memory:
+    """The memory of a torch tensor; `role` is what texts call it. ValueError: it is to be `written`, and read-only."""
     if not is_torch_tensor(tensor):
         raise TypeError(f"{role} must be a torch.Tensor, not {type(tensor).__name__}")
     torch = sys.modules["torch"]
@@ -224,16 +232,20 @@ def torch_memory(tensor: Any, role: str) -> Memory:
     dtype = _named(role, DataType.from_torch_dtype, tensor.dtype)
     if tensor.data_ptr() == 0 and tensor.numel() > 0:
         raise ArgumentError(f"{role} has no memory: it is a FakeTensor, or its storage was freed; pass one with memory")
+    if written:
+        check_writable(tensor, role)
     if device is DeviceType.CPU:
         return Memory(tensor.data_ptr(), tensor.numel(), dtype, device)
     check_known(tensor.data_ptr(), tensor.numel(), role)
     return Memory(tensor.data_ptr(), tensor.numel(), dtype, device, torch_stream(tensor))
 
 
-def numpy_memory(array: Any, role: str) -> Memory:
-    """The memory of a numpy array; `role` is what texts call it."""
+def numpy_memory(array: Any, role: str, *, written: bool = False) -> Memory:
+    """As `torch_memory`, of a numpy array."""
     if not is_numpy_array(array):
         raise TypeError(f"{role} must be a numpy.ndarray, not {type(array).__name__}")
+    if written and not array.flags.writeable:
+        raise ValueError(f"{role} is read-only; pass a writable array")
     if not array.flags.c_contiguous:
         raise ArgumentError(f"{role} must be contiguous; call numpy.ascontiguousarray first")
     dtype = _named(role, DataType.from_numpy_dtype, array.dtype)
@@ -245,7 +257,7 @@ def numpy_memory(array: Any, role: str) -> Memory:
 
 
 def gpu_memory(array: Any, role: str, *, written: bool = False) -> Memory:
-    """The memory of an array with the CUDA array interface; `role` is what texts call it."""
+    """As `torch_memory`, of an array with the CUDA array interface."""
     pointer, numel, dtype, stream, read_only = array_memory(array, role)
     if written and read_only:
         raise ValueError(f"{role} is read-only; pass a writable array")
@@ -259,19 +271,45 @@ def _named(role: str, convert: Callable[[Any], DataType], dtype: Any) -> DataTyp
         raise type(error)(f"{role}: {error}") from None
 
 
+def _reader(tensor: Any) -> Callable[..., Memory] | None:
+    if is_torch_tensor(tensor):
+        return torch_memory
+    if is_numpy_array(tensor):
+        return numpy_memory
+    return gpu_memory if is_gpu_array(tensor) else None
+
+
+def memory_of(tensor: Any, role: str, *, written: bool = False) -> Memory:
+    """As `torch_memory`, of a torch tensor, a numpy array or an array at a GPU; else a ValueError."""
+    read = _reader(tensor)
+    if read is None:
+        raise ValueError(f"{role} must be a torch.Tensor, a numpy.ndarray or an array on a GPU, not {type(tensor).__name__}")
+    return read(tensor, role, written=written)
+
+
 def reduce_buffers(send: Any, recv: Any) -> Buffers:
     """The memory of the tensors of a reduce: two torch tensors, numpy arrays, or arrays at a GPU; else a ValueError."""
-    if is_torch_tensor(send) and is_torch_tensor(recv):
-        return torch_buffers(send, recv)
-    if is_numpy_array(send) and is_numpy_array(recv):
-        return numpy_buffers(send, recv)
-    if is_gpu_array(send) and is_gpu_array(recv) and not is_torch_tensor(send) and not is_torch_tensor(recv):
-        gpu_memory(recv, "recv", written=True)
-        return _pair(send, recv, gpu_memory)
-    raise ValueError(
-        "send and recv must both be torch.Tensor, numpy.ndarray or arrays on a GPU, "
-        f"not {type(send).__name__} and {type(recv).__name__}"
-    )
+    read = _reader(send)
+    if read is None or _reader(recv) is not read:
+        raise ValueError(
+            "send and recv must both be torch.Tensor, numpy.ndarray or arrays on a GPU, "
+            f"not {type(send).__name__} and {type(recv).__name__}"
+        )
+    return pair_buffers(send, recv, read)
+
+
+def pair_buffers(send: Any, recv: Any, read: Callable[..., Memory]) -> Buffers:
+    """The memory of the tensors of a reduce, each read by `torch_memory` or a function like it. AssertionError: they differ."""
+    if read is torch_memory and is_torch_tensor(send) and is_torch_tensor(recv):
+        require(send.device == recv.device, f"send is on {send.device} and recv on {recv.device}; they must be on one device")
+    source = read(send, "send", written=send is recv)
+    target = source if send is recv else read(recv, "recv", written=True)
+    if source.dtype is not target.dtype:
+        raise ArgumentError(f"send is {source.dtype.name} and recv {target.dtype.name}; the types must be equal")
+    if source.numel != target.numel:
+        raise ArgumentError(f"send has {source.numel} elements and recv {target.numel}; the sizes must be equal")
+    stream = common_stream((("send", source.stream), ("recv", target.stream)))
+    return Buffers(source.pointer, target.pointer, source.numel, source.dtype, (send, recv), source.device, stream)
 
 
 def plain_memory(tensor: Any, role: str) -> tuple[int, int, DataType] | None:
@@ -296,33 +334,3 @@ def plain_memory(tensor: Any, role: str) -> tuple[int, int, DataType] | None:
         return tensor.data_ptr(), tensor.numel(), DataType.from_torch_dtype(tensor.dtype)
     except ValueError:
         return None
-
-
-def torch_buffers(send: Any, recv: Any) -> Buffers:
-    for name, tensor in (("send", send), ("recv", recv)):
-        if not is_torch_tensor(tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
-    if not (send.is_cpu and recv.is_cpu):
-        require(send.device == recv.device, f"send is on {send.device} and recv on {recv.device}; they must be on one device")
-    buffers = _pair(send, recv, torch_memory)
-    check_writable(recv, "recv")
-    return buffers
-
-
-def numpy_buffers(send: Any, recv: Any) -> Buffers:
-    if not is_numpy_array(recv):
-        raise TypeError(f"recv must be a numpy.ndarray, not {type(recv).__name__}")
-    if not recv.flags.writeable:
-        raise ValueError("recv is read-only; pass a writable array")
-    return _pair(send, recv, numpy_memory)
-
-
-def _pair(send: Any, recv: Any, memory: Callable[[Any, str], Memory]) -> Buffers:
-    source = memory(send, "send")
-    target = source if send is recv else memory(recv, "recv")
-    if source.dtype is not target.dtype:
-        raise ArgumentError(f"send is {source.dtype.name} and recv {target.dtype.name}; the types must be equal")
-    if source.numel != target.numel:
-        raise ArgumentError(f"send has {source.numel} elements and recv {target.numel}; the sizes must be equal")
-    stream = common_stream((("send", source.stream), ("recv", target.stream)))
-    return Buffers(source.pointer, target.pointer, source.numel, source.dtype, (send, recv), source.device, stream)

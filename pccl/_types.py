@@ -10,7 +10,7 @@ from pccl._calls import whole_number
 from pccl._enums import DataType, DeviceType, DistributionHint, QuantizationAlgorithm, ReduceOp
 from pccl._exports import publish
 from pccl._loader import _ffi
-from pccl._tensors import Buffers, Memory, is_torch_tensor, numpy_buffers, numpy_memory, require_kind, torch_buffers, torch_memory
+from pccl._tensors import Buffers, Memory, is_torch_tensor, numpy_memory, pair_buffers, require_kind, storages_of, torch_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,35 +143,38 @@ class ReduceOpDescriptor:
     sendbuf_ptr: int
     recvbuf_ptr: int
     reduce_descriptor: ReduceDescriptor
-    _owners: tuple[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)
+    _buffers: Buffers | None = field(default=None, init=False, repr=False, compare=False)
     stream: int = field(default=0, init=False, repr=False, compare=False)
     """Of tensors at a GPU: after whose work so far the reduce begins, as a CUstream; 0: the legacy default stream."""
 
     @staticmethod
     def from_torch(send: torch.Tensor, recv: torch.Tensor, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
         """For two torch tensors, with the checks of `Communicator.all_reduce`."""
-        return ReduceOpDescriptor._from_buffers(torch_buffers(send, recv), reduce_descriptor)
+        return ReduceOpDescriptor._from_buffers(pair_buffers(send, recv, torch_memory), reduce_descriptor)
 
     @staticmethod
     def from_numpy(
         send: np.ndarray[Any, Any], recv: np.ndarray[Any, Any], reduce_descriptor: ReduceDescriptor
     ) -> ReduceOpDescriptor:
         """For two numpy arrays, with the checks of `Communicator.all_reduce`."""
-        return ReduceOpDescriptor._from_buffers(numpy_buffers(send, recv), reduce_descriptor)
+        return ReduceOpDescriptor._from_buffers(pair_buffers(send, recv, numpy_memory), reduce_descriptor)
 
     @staticmethod
     def _from_buffers(buffers: Buffers, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
         check_fits(buffers, reduce_descriptor.count, reduce_descriptor.operand_descriptor.datatype)
         made = ReduceOpDescriptor(buffers.send, buffers.recv, reduce_descriptor)
-        made._owners = buffers.owners
+        made._buffers = buffers
         made.stream = buffers.stream
         return made
 
     def to_c_inpl(self, c_desc: Any) -> None:
-        """Writes a `pcclReduceOpDescriptor_t`."""
+        """Writes a `pcclReduceOpDescriptor_t`. ValueError: the description was changed, and reaches beyond the tensors."""
+        wanted = self.reduce_descriptor
+        if self._buffers is not None:
+            check_fits(self._buffers, wanted.count, wanted.operand_descriptor.datatype)
         c_desc.sendbuf = _ffi.cast("void *", self.sendbuf_ptr)
         c_desc.recvbuf = _ffi.cast("void *", self.recvbuf_ptr)
-        c_desc.descriptor = self.reduce_descriptor.numbers()
+        c_desc.descriptor = wanted.numbers()
 
     def to_c(self) -> Any:
         """As a `pcclReduceOpDescriptor_t *`."""
@@ -216,6 +219,7 @@ class TensorInfo:
     device_type: DeviceType = field(kw_only=True)
     allow_content_inequality: bool = field(kw_only=True)
     _owner: Any = field(default=None, init=False)
+    _storages: tuple[Any, ...] = field(default=(), init=False)  # C may write to them after the tensor was given others
     _element: Any = field(default=None, init=False)
     current: Callable[[], Any] | None = field(default=None, init=False)
     """Finds the tensor where the program has it now, to tell whether it was replaced."""
@@ -250,6 +254,7 @@ class TensorInfo:
             allow_content_inequality=allow_content_inequality,
         )
         made._owner = tensor
+        made._storages = storages_of(tensor)
         made._element = tensor.dtype  # another one, if somebody sets its `data`
         return made
 

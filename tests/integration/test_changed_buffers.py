@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import random
@@ -139,6 +140,93 @@ def test_memory_that_is_lost_is_an_error_of_this_member_alone(kind, size, harm):
             assert harmed.wait(PATIENCE)
             ASYNC[kind](comm, tensor).result(timeout=PATIENCE)
             assert tensor[-1] == (2 if kind in ("all_reduce", "retry") else 1)
+
+    run(program, program)
+
+
+def descriptor(tensor: Any, tag: int) -> pccl.ReduceOpDescriptor:
+    operand = pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT)
+    none = pccl.QuantizationOptions(pccl.DataType.UINT8, pccl.QuantizationAlgorithm.NONE)
+    described = pccl.ReduceDescriptor(tensor.numel(), pccl.ReduceOp.SUM, tag, operand, none)
+    return pccl.ReduceOpDescriptor.from_torch(tensor, tensor, described)
+
+
+@pytest.mark.parametrize("harm", [resize, replace_data])
+def test_memory_that_is_lost_between_two_calls_of_several_reduces(harm):
+    """The other results of this member are there, and those of the others."""
+    harmed = threading.Event()
+
+    def program(comm: Communicator) -> None:
+        tensors = [torch.ones(1_000_000), torch.ones(5)]
+        several = [descriptor(tensor, tag) for tag, tensor in enumerate(tensors)]
+        if comm.rank == 0:
+            with pytest.raises(pccl.PCCLTimeoutError):
+                comm.all_reduce_multiple_with_retry(several, timeout=0.01)
+            harm(tensors[0])
+            harmed.set()
+            with pytest.raises(pccl.UsageError, match="freed, resized or replaced"):
+                comm.all_reduce_multiple_with_retry(several, timeout=PATIENCE)
+        else:
+            assert harmed.wait(PATIENCE)
+            comm.all_reduce_multiple_with_retry(several, timeout=PATIENCE)
+            assert (tensors[0] == 2).all()
+        assert (tensors[1] == 2).all()
+
+    run(program, program)
+
+
+class CutShortError(Exception):
+    pass
+
+
+WAITS: dict[str, Callable[[Communicator, Any], object]] = {
+    "all_reduce": lambda comm, tensor: comm.all_reduce(tensor),
+    "broadcast": lambda comm, tensor: comm.broadcast(tensor, root=1),
+    "several": lambda comm, tensor: comm.all_reduce_multiple_with_retry([descriptor(tensor, 1)]),
+}
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_memory_that_is_replaced_after_a_call_was_cut_short(kind):
+    """The operation goes on and writes to it, so it is held until then."""
+    replaced = threading.Event()
+
+    def cut_short(comm: Communicator) -> None:
+        comm.all_reduce(torch.ones(1))  # large calls after a first one take another way
+        tensor = torch.ones(1_000_000)
+        memory = torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
+        here = ctypes.c_ulong(threading.get_ident())
+        raises = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        threading.Timer(0.05, raises, (here, ctypes.py_object(CutShortError))).start()
+        with pytest.raises(CutShortError):
+            WAITS[kind](comm, tensor)
+        tensor.data = torch.zeros(1)
+        assert not memory.expired()
+        replaced.set()
+
+    def other(comm: Communicator) -> None:
+        comm.all_reduce(torch.ones(1))
+        tensor = torch.ones(1_000_000)
+        assert replaced.wait(PATIENCE)
+        WAITS[kind](comm, tensor)
+        assert tensor[-1] == (1 if kind == "broadcast" else 2)
+
+    run(cut_short, other)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_elements_that_are_smaller_than_those_of_the_tensor(apart):
+    """What is not reduced stays as it was, also where the operation has memory of its own."""
+
+    def program(comm: Communicator) -> None:
+        data = np.full(2_000, 7, np.float32)
+        data.view(np.float16)[:2_000] = 1
+        result = np.full(2_000, 9, np.float32) if apart else data
+        comm.all_reduce_async(data, result, operand_descriptor=pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT16)).result(
+            PATIENCE
+        )
+        assert (result.view(np.float16)[:2_000] == 2).all()
+        assert (result[1_000:] == (9 if apart else 7)).all()
 
     run(program, program)
 

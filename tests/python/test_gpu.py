@@ -72,7 +72,7 @@ def test_memory_that_no_driver_knows():
     """It would be read as memory of the CPU."""
     if pccl.cuda.is_available():
         pytest.skip("there is a driver")
-    with pytest.raises(AssertionError, match=r"recv is on a GPU .* used: the CUDA driver .* not installed"):
+    with pytest.raises(AssertionError, match=r"send is on a GPU .* used: the CUDA driver .* not installed"):
         reduce_buffers(Array(), Array())
 
 

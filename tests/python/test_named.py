@@ -308,3 +308,17 @@ def test_arguments_that_a_collective_does_not_take_are_refused(comm):
         comm.broadcast(ones(3), counts=[1], group=GROUP)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'timeout'"):
         comm.broadcast_async(ones(3), timeout=1, group=GROUP)
+
+
+def test_a_signal_handler_that_makes_a_call_while_one_is_launched(comm, monkeypatch):
+    """It runs on the thread that it interrupts."""
+    launch = SomeOp.launch
+
+    def interrupted(op):
+        monkeypatch.setattr(SomeOp, "launch", launch)
+        comm.barrier(group=GROUP, tag=2)
+        op.launch()
+
+    monkeypatch.setattr(SomeOp, "launch", interrupted)
+    comm.barrier(group=GROUP, tag=1)
+    assert [kind for kind, _ in comm.launched] == [Collective.BARRIER] * 2

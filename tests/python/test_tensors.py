@@ -107,6 +107,16 @@ def test_bad_numbers(comm):
             comm.all_reduce(a, a, op=ReduceOp.SUM, timeout=timeout)
 
 
+def test_a_descriptor_that_was_changed_to_reach_beyond_its_tensors(comm):
+    operand, data = pccl.ReduceOperandDescriptor(DataType.FLOAT), ones(4)
+    described = pccl.ReduceDescriptor(4, ReduceOp.SUM, 1, operand, pccl.QuantizationOptions())
+    made = pccl.ReduceOpDescriptor.from_numpy(data, data, described)
+    described.count = 5
+    for timeout in (None, 1):
+        with pytest.raises(ValueError, match="asks for 5 elements"):
+            comm.all_reduce_multiple_with_retry([made], timeout=timeout)
+
+
 def test_bad_parameters_of_a_communicator():
     for name, least, most in (
         ("peer_group", -1, 1 << 32),
@@ -144,7 +154,7 @@ def test_kinds_of_arguments_are_named(comm):
         (lambda: pccl.Communicator("127.0.0.1:1", events=True), "events must be the path of a file, or False"),
         (lambda: pccl.QuantizationOptions(np.uint8), "quantized_datatype must be a DataType, not type"),
         (lambda: pccl.ReduceOpDescriptor.from_torch(a, a, described), "send must be a torch.Tensor, not ndarray"),
-        (lambda: pccl.ReduceOpDescriptor.from_numpy([1.0], [1.0], described), "recv must be a numpy.ndarray, not list"),
+        (lambda: pccl.ReduceOpDescriptor.from_numpy([1.0], [1.0], described), "send must be a numpy.ndarray, not list"),
     ]:
         with pytest.raises(TypeError, match=words):
             made()
