@@ -31,7 +31,7 @@ struct sync_report {
     // what was kept, as it came over the links: packed, or an address in another's memory
     uint64_t wire_bytes;
     uint32_t donors; // that gave something
-    // it differs, and cannot be written, or lies where another entry does: the round ended for this peer; of the content
+    // of the content: it differs, and cannot be written, or lies where another one does: the round ended for this peer
     const struct delta_entry *read_only;
 };
 
