@@ -33,20 +33,24 @@ struct control *control_open(struct pccl_sim *s, int slot, uint32_t master) {
     return NULL;
 }
 
-static void push_control(struct pccl_sim *s, struct control *control, enum event_kind kind, int64_t *last) {
-    int master = MASTER + control->master;
-    int from = kind == EVENT_PEER_LOSES ? master : control->slot,
-        to = kind == EVENT_PEER_LOSES ? control->slot : master;
-    int64_t at = s->now + sim_delay(s, from, to);
-    if (at < *last) at = *last;
-    *last = at;
+static struct event *event_on(struct pccl_sim *s, const struct control *control, enum event_kind kind, int64_t at) {
     struct event *event = sim_event(s, kind, at);
     event->slot = control->slot;
     event->from = control->master;
     event->life = control->life;
     event->index = (uint32_t)(control - s->controls);
     event->serial = control->serial;
-    sim_push(s, event);
+    return event;
+}
+
+// When something that the peer sends now is at the master.
+static int64_t arrival(struct pccl_sim *s, struct control *control) {
+    int64_t at = s->now + sim_delay(s, control->slot, MASTER + control->master);
+    return control->up_at = platform_later(at, control->up_at);
+}
+
+static void end_at_master(struct pccl_sim *s, struct control *control) {
+    sim_push(s, event_on(s, control, EVENT_MASTER_LOSES, arrival(s, control)));
 }
 
 // A member claims a later epoch of fewer members, with the signature of its own. False: it is no member, or cannot.
@@ -105,7 +109,7 @@ static bool flip(struct pccl_sim *s, struct control *control, struct event *even
 // Sends `frames` on the peer's connection to a master.
 static void say(struct pccl_sim *s, struct control *control, const struct wire_buffer *frames) {
     for (size_t at = 0; at < frames->length;) {
-        struct event *event = sim_event(s, EVENT_TO_MASTER, 0);
+        struct event *event = event_on(s, control, EVENT_TO_MASTER, 0);
         if (!wire_header_decode(frames->bytes + at, &event->header)) {
             sim_fail(s, "no trust in bytes", "peer %d made a frame without a valid header", control->slot + 1);
             return;
@@ -113,14 +117,7 @@ static void say(struct pccl_sim *s, struct control *control, const struct wire_b
         event->body = refuse_never(event->header.length + 1);
         memcpy(event->body, frames->bytes + at + WIRE_HEADER_BYTES, event->header.length);
         at += WIRE_HEADER_BYTES + event->header.length;
-        event->at = s->now + sim_delay(s, control->slot, MASTER + control->master);
-        if (event->at < control->up_at) event->at = control->up_at;
-        control->up_at = event->at;
-        event->slot = control->slot;
-        event->from = control->master;
-        event->life = control->life;
-        event->index = (uint32_t)(control - s->controls);
-        event->serial = control->serial;
+        event->at = arrival(s, control);
         bool garbage = flip(s, control, event);
         sim_push(s, event);
         if (garbage) return;
@@ -147,17 +144,11 @@ void control_double(struct pccl_sim *s, int slot, uint32_t master, const struct 
     SIM_TRACE(s, "fault: peer %d connects twice", slot + 1);
     say(s, ghost, hello);
     ghost->at_peer = false;
-    push_control(s, ghost, EVENT_MASTER_LOSES, &ghost->up_at);
+    end_at_master(s, ghost);
 }
 
 static struct event *event_for_peer(struct pccl_sim *s, const struct control *control, enum event_kind kind) {
-    struct event *event = sim_event(s, kind, s->now + sim_delay(s, MASTER + control->master, control->slot));
-    event->slot = control->slot;
-    event->from = control->master;
-    event->life = control->life;
-    event->index = (uint32_t)(control - s->controls);
-    event->serial = control->serial;
-    return event;
+    return event_on(s, control, kind, s->now + sim_delay(s, MASTER + control->master, control->slot));
 }
 
 void control_to_peer(struct pccl_sim *s, uint32_t conn, const uint8_t *frame) {
@@ -201,7 +192,7 @@ void control_close_life(struct pccl_sim *s, int slot, uint32_t life, bool told) 
         struct control *control = &s->controls[i];
         if (!control->used || !control->at_peer || control->slot != slot || control->life != life) continue;
         control->at_peer = false;
-        if (control->at_master && told) push_control(s, control, EVENT_MASTER_LOSES, &control->up_at);
+        if (control->at_master && told) end_at_master(s, control);
         control_free(control);
     }
 }

@@ -8,7 +8,7 @@
 #include "base/platform.h"
 #include "peer/member.h"
 #include "master/core.h"
-#include "sim/number_id.h"
+#include "sim/world.h"
 
 enum {
     LIMIT_MS = 1000,
@@ -84,11 +84,22 @@ static void fail(struct crowd *c, const char *format, ...) {
     va_end(arguments);
 }
 
+static struct wire_id number_id(uint32_t number) {
+    struct wire_id id = {{0}};
+    uint64_t spread = (number + 1) * UINT64_C(0x9E3779B97F4A7C15);
+    memcpy(id.bytes, &spread, sizeof spread);
+    memcpy(id.bytes + 8, &number, sizeof number);
+    return id;
+}
+
+static uint32_t number_of_id(const struct wire_id *id) {
+    uint32_t number;
+    memcpy(&number, id->bytes + 8, sizeof number);
+    return number;
+}
+
 static uint64_t below(struct crowd *c, uint64_t limit) {
-    uint64_t z = (c->random += UINT64_C(0x9E3779B97F4A7C15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
-    return (z ^ (z >> 31)) % limit;
+    return sim_mix(c->random += UINT64_C(0x9E3779B97F4A7C15)) % limit;
 }
 
 static void *grown(void *at, size_t bytes) {
@@ -126,8 +137,6 @@ static struct event pop(struct crowd *c) {
     return first;
 }
 
-static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
-
 static int64_t delay(struct crowd *c) {
     return (int64_t)(below(c, 20) == 0 ? 1 + below(c, 50 * MS_NS) : 1 + below(c, 2 * MS_NS));
 }
@@ -151,7 +160,7 @@ static void say(struct crowd *c, struct member_model *p) {
         struct wire_header header;
         if (!wire_header_decode(frames->bytes + at, &header)) break;
         size_t length = WIRE_HEADER_BYTES + header.length;
-        p->up_at = later(p->up_at, c->now + delay(c));
+        p->up_at = platform_later(p->up_at, c->now + delay(c));
         push(c, (struct event){.at = p->up_at,
                                .kind = TO_MASTER,
                                .peer = place(c, p),
@@ -165,9 +174,10 @@ static void say(struct crowd *c, struct member_model *p) {
 static void hang_up(struct crowd *c, struct member_model *p, bool told) {
     if (p->conn == 0) return;
     if (told)
-        push(c,
-             (struct event){
-                 .at = later(p->up_at, c->now) + delay(c), .kind = MASTER_LOSES, .peer = p->conn - 1, .life = p->life});
+        push(c, (struct event){.at = platform_later(p->up_at, c->now) + delay(c),
+                               .kind = MASTER_LOSES,
+                               .peer = p->conn - 1,
+                               .life = p->life});
     p->conn = 0;
     p->life = ++c->lives;
 }
@@ -321,7 +331,7 @@ static void apply(struct crowd *c, const struct actions *actions) {
         struct wire_header header;
         if (wire_header_decode(frame, &header) && header.type == WIRE_EPOCH)
             judge_epoch(c, &header, frame + WIRE_HEADER_BYTES);
-        p->down_at = later(p->down_at, c->now + delay(c));
+        p->down_at = platform_later(p->down_at, c->now + delay(c));
         push(c, (struct event){.at = p->down_at,
                                .kind = TO_PEER,
                                .peer = place(c, p),
@@ -333,8 +343,10 @@ static void apply(struct crowd *c, const struct actions *actions) {
         if (c->owner[conn] == 0) continue;
         struct member_model *p = &c->members[c->owner[conn] - 1];
         if (p->conn == conn + 1 && p->life == c->owner_life[conn])
-            push(c, (struct event){
-                        .at = later(p->down_at, c->now) + 1, .kind = PEER_LOSES, .peer = place(c, p), .life = p->life});
+            push(c, (struct event){.at = platform_later(p->down_at, c->now) + 1,
+                                   .kind = PEER_LOSES,
+                                   .peer = place(c, p),
+                                   .life = p->life});
         c->owner[conn] = 0;
     }
     int64_t next = core_next_deadline(c->master);
@@ -360,7 +372,7 @@ static void end_master(struct crowd *c) {
         if (c->owner[i] == 0) continue;
         struct member_model *p = &c->members[c->owner[i] - 1];
         if (p->conn == i + 1 && p->life == c->owner_life[i])
-            push(c, (struct event){.at = later(p->down_at, c->now) + delay(c),
+            push(c, (struct event){.at = platform_later(p->down_at, c->now) + delay(c),
                                    .kind = PEER_LOSES,
                                    .peer = place(c, p),
                                    .life = p->life});

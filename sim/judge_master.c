@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "sim/judge_ends.h"
 #include "sim/judge_ops.h"
 #include "sim/trace.h"
 #include "sim/truth.h"
@@ -36,12 +35,6 @@ static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
         sim_fail(s, "agreement",
                  "a master takes the run up with %u of the %u members of epoch %llu, which is no majority", left,
                  members, (unsigned long long)newest->number);
-}
-
-// Nobody is left who may have heard of these generations, so they are given again.
-static void forget_generations(struct pccl_sim *s, uint64_t run, uint64_t first) {
-    judge_ops_forget(s, run, first);
-    judge_ends_forget(s, run, first);
 }
 
 // The epoch that was announced last, to another one of its members.
@@ -99,7 +92,7 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
     }
     bool another = truth->master_life != master_life || truth->number >= header->epoch;
     bool again = !left && another && truth->generation >= header->generation;
-    if (again) forget_generations(s, header->run, header->generation);
+    if (again) judge_ops_forget(s, header->run, header->generation);
     bool taken_up = header->generation > 1 && truth->generation != header->generation;
     struct truth before = *truth;
     uint32_t old_members = 0;

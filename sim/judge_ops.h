@@ -1,10 +1,12 @@
-// The invariants of ops: agreement, exactness, no mixing. Whoever models a peer's data plane tells what it does.
+// The invariants of ops, votes and rounds of shared state: agreement, exactness, no mixing, parity. Whoever models a
+// peer's data plane tells what it does.
 #ifndef PCCL_SIM_JUDGE_OPS_H
 #define PCCL_SIM_JUDGE_OPS_H
 
+#include "peer/member.h"
 #include "sim/world.h"
 
-enum { INSTANCES_MOST = 1 << 12, INSTANCE_SLOTS = 1 << 10, RINGS_MOST = 256 };
+enum { INSTANCES_MOST = 1 << 12, INSTANCE_SLOTS = 1 << 10, RINGS_MOST = 256, ROUNDS_MOST = 256, VOTES_MOST = 64 };
 
 enum outcome { OUTCOME_NONE, OUTCOME_OK, OUTCOME_LOST, OUTCOME_MISMATCH, OUTCOME_CANCELLED };
 
@@ -55,6 +57,26 @@ struct judged_ops {
     struct ring_record rings[RINGS_MOST];
 };
 
+// How one round of shared state ended, at the first member that heard of it.
+struct round_record {
+    uint64_t run, round, revision, content;
+    uint8_t code;
+};
+
+// How one vote of all ended, and who heard it so.
+struct vote_record {
+    uint64_t run, number, value, epoch;
+    uint32_t kind, code, world, groups;
+    uint32_t lives[SLOTS];
+};
+
+struct judged_ends {
+    struct round_record rounds[ROUNDS_MOST];
+    struct vote_record votes[VOTES_MOST];
+    uint32_t round_count, vote_count;
+    uint64_t voted[SLOTS]; // number of the last vote whose end this life heard
+};
+
 void judge_ops_begin(struct pccl_sim *s);
 // Generations from this one on are given again, since nobody is left who may have heard of them.
 void judge_ops_forget(struct pccl_sim *s, uint64_t run, uint64_t first);
@@ -68,5 +90,11 @@ void judge_verdict(struct pccl_sim *s, int slot, const struct judged_op *op, con
 // A master commits: of the newest generation up to this one.
 void judge_commit(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_t group,
                   const struct wire_verdict *verdict);
+
+// ---- votes and rounds: they end alike at all ----
+
+void judge_vote(struct pccl_sim *s, int slot, const struct member_action *action); // of all; or a connect
+// The peer has that content now, and had been at that revision.
+void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end, uint64_t content, uint64_t before);
 
 #endif

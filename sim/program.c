@@ -6,10 +6,10 @@
 #include <string.h>
 
 #include "pccl.h"
+#include "sim/controls.h"
 #include "sim/engine.h"
-#include "sim/judge_ends.h"
+#include "sim/judge_ops.h"
 #include "sim/roster.h"
-#include "sim/reports.h"
 #include "sim/state.h"
 #include "sim/trace.h"
 
@@ -18,7 +18,9 @@ enum {
     SETTLE_MS = 500,
     LOOK_MS = 5,
     CANCELS_IN = 12, // calls, one is cancelled
-    CANCEL_MS = 8    // after its beginning at most
+    CANCEL_MS = 8,   // after its beginning at most
+    REPORTS = 4,
+    CITIES = 3,
 };
 
 static const uint32_t sizes[] = {1 << 10, 1 << 16, 200 << 10, 1 << 20, 1 << 22, SEGMENTS_MOST << 21};
@@ -27,6 +29,49 @@ static const uint32_t sizes[] = {1 << 10, 1 << 16, 200 << 10, 1 << 20, 1 << 22, 
 static uint64_t draw(const struct pccl_sim *s, const struct program *program, uint64_t what) {
     return sim_mix(sim_mix(s->config.seed * 1000003 + program->key_number) + sim_mix(program->key_round * 64 + what));
 }
+
+// ---- reports on links (TELEMETRY), which make the master choose ----
+
+static uint64_t draw_link(const struct pccl_sim *s, uint64_t epoch, uint64_t what) {
+    return sim_mix(sim_mix(s->config.seed ^ sim_mix(epoch)) + what);
+}
+
+// Some members are slow, in some epochs; some are far from each other, always.
+static struct wire_seen see(const struct pccl_sim *s, uint64_t epoch, int from, int to, bool next) {
+    bool slow = draw_link(s, epoch, 100 + (uint64_t)from) % 4 == 0 || draw_link(s, epoch, 100 + (uint64_t)to) % 4 == 0;
+    bool near = draw_link(s, 0, (uint64_t)from) % CITIES == draw_link(s, 0, (uint64_t)to) % CITIES;
+    bool carries = next || draw_link(s, epoch, 1) % 2 == 0;
+    return (struct wire_seen){.acked = carries ? (slow ? 4u : 16u) << 20 : 1000u,
+                              .busy_us = 1000000,
+                              .samples = 100,
+                              .backlogged = carries && slow ? 90 : 5,
+                              .round_trip_us = near ? 300 : 40000};
+}
+
+// Enough for the master to choose algorithms, weights and ring orders, of the group epoch that the peer is in, or
+// nothing.
+static void tell_reports(struct pccl_sim *s, int slot) {
+    static _Thread_local struct wire_telemetry told;
+    struct engine_model *e = s->processes[slot].engine;
+    const struct epoch_ring *ring = &e->call_table.now->ring;
+    uint64_t epoch = e->call_table.now->group_epoch;
+    if (ring->count < 3 || draw_link(s, epoch, 0) % 2 == 0) return;
+    told = (struct wire_telemetry){.ops = {.span_us = 1000000, .ops = 1, .op_us = 1000, .epoch = epoch}};
+    for (uint32_t i = 1; i < ring->count; i++) {
+        uint32_t life, rank = (ring->rank + i) % ring->count;
+        int other = sim_slot(&ring->members[rank].id, &life);
+        if (other < 0) continue;
+        told.others[told.count].id = ring->members[rank].id;
+        told.others[told.count++].seen = see(s, epoch, slot, other, i == 1);
+    }
+    for (int i = 0; i < REPORTS; i++) {
+        struct wire_buffer frame = {0};
+        wire_encode_telemetry(&frame, sim_algorithm_header(e), &told);
+        sim_send_master(s, &s->processes[slot], &frame);
+    }
+}
+
+// ---- calls ----
 
 static void call(struct pccl_sim *s, struct process *p, enum step step) {
     p->program->step = step;
@@ -39,7 +84,7 @@ static void vote(struct pccl_sim *s, int slot, uint8_t kind) {
     SIM_TRACE(s, "peer %d: votes %s", slot + 1, names[kind]);
     call(s, p, STEP_VOTING);
     p->program->vote = kind;
-    if (kind == WIRE_VOTE_UPDATE || kind == WIRE_VOTE_OPTIMIZE) reports_tell(s, slot);
+    if (kind == WIRE_VOTE_UPDATE || kind == WIRE_VOTE_OPTIMIZE) tell_reports(s, slot);
     member_vote(p->core, kind, NULL, &p->out);
 }
 

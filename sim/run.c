@@ -7,7 +7,6 @@
 #include "sim/effect.h"
 #include "sim/engine.h"
 #include "sim/faults.h"
-#include "sim/judge_ends.h"
 #include "sim/judge_master.h"
 #include "sim/judge_ops.h"
 #include "sim/links.h"
@@ -28,53 +27,11 @@ enum {
     EVENTS_AT_ONCE = 20000,
 };
 
-static const char *const count_names[COUNTS] = {"events",
-                                                "starts",
-                                                "crashes",
-                                                "power losses",
-                                                "stalls",
-                                                "slow paths",
-                                                "broken links",
-                                                "partitions",
-                                                "one-way losses",
-                                                "duplicate connects",
-                                                "pairs apart",
-                                                "leaves",
-                                                "misuses",
-                                                "flipped bits",
-                                                "master crashes",
-                                                "deaths held by a child",
-                                                "blocked threads",
-                                                "refused allocations",
-                                                "masters found again",
-                                                "ends told late",
-                                                "runs begun afresh",
-                                                "runs given up",
-                                                "syncs begun again",
-                                                "refused",
-                                                "dead communicators",
-                                                "group epochs entered",
-                                                "new orders",
-                                                "ops committed",
-                                                "ops lost",
-                                                "ops redone",
-                                                "ops supplied",
-                                                "mismatches",
-                                                "cancels",
-                                                "ops cancelled",
-                                                "syncs",
-                                                "states fetched",
-                                                "states not fetched",
-                                                "torn states",
-                                                "syncs without a state",
-                                                "states begun anew",
-                                                "notices",
-                                                "left on a notice",
-                                                "waits for members in vain",
-                                                "spares",
-                                                "rounds",
-                                                "calms",
-                                                "takeovers by crowds"};
+static const char *const count_names[COUNTS] = {
+#define X(name, text) text,
+    WORLD_COUNTS(X)
+#undef X
+};
 
 const char *pccl_sim_count_name(uint32_t index) { return index < COUNTS ? count_names[index] : NULL; }
 

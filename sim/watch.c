@@ -23,8 +23,6 @@ enum {
     CALM_PAIR_MS = 250,  // and for the measurements of each pair
 };
 
-void watch_begin(struct pccl_sim *s) { s->watch->measured_at = s->watch->sought_at = 0; }
-
 void watch_calm(struct pccl_sim *s) {
     for (int slot = 0; slot < (int)s->peers; slot++) s->watch->rounds_before[slot] = UINT32_MAX;
 }

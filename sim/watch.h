@@ -11,7 +11,6 @@ struct watch {
     uint32_t rounds_before[SLOTS], lives_before[SLOTS]; // since the faults ended
 };
 
-void watch_begin(struct pccl_sim *s);
 void watch_calm(struct pccl_sim *s); // the faults have ended
 // True: all who live have passed enough rounds since then.
 bool watch_is_calm(struct pccl_sim *s);

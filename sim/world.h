@@ -1,9 +1,9 @@
 // Shared by all parts of the simulator: the run's configuration, its clock, its randomness, and the state of each part.
 //
 // From below to above: world; queue (events in virtual time), trace, effect, memory, process; controls and links (what
-// connects processes), partition; truth, judge_ops, judge_ends, judge_master (the invariants); engine, reports, state
-// and program (models of a peer's data plane, of its shared state, and of what uses it); masters, seeking, watch, peers
-// (the bodies around the state machines); faults; run. Beside them crowd: runs with more peers, by themselves.
+// connects processes), partition; truth, judge_ops, judge_master (the invariants); engine, state and program (models of a
+// peer's data plane, of its shared state, and of what uses it); masters, watch, peers (the bodies around the state
+// machines); faults; run. Beside them crowd: runs with more peers, by themselves.
 //
 // A process is a slot; slot MASTER + i is that of the i-th master of the list. Whoever starts in a slot has a new life:
 // what was meant for an older life is void.
@@ -27,55 +27,61 @@ enum {
     TEXT_BYTES = 512,
 };
 
+// What is counted, with its name in reports.
+#define WORLD_COUNTS(X) \
+    X(EVENTS, "events") \
+    X(STARTS, "starts") \
+    X(CRASHES, "crashes") \
+    X(POWER_OFFS, "power losses") \
+    X(STALLS, "stalls") \
+    X(DELAYS, "slow paths") \
+    X(BREAKS, "broken links") \
+    X(PARTITIONS, "partitions") \
+    X(ONE_WAYS, "one-way losses") \
+    X(DUPLICATES, "duplicate connects") \
+    X(APARTS, "pairs apart") \
+    X(LEAVES, "leaves") \
+    X(MISUSES, "misuses") \
+    X(FLIPS, "flipped bits") \
+    X(MASTERS, "master crashes") \
+    X(HELD, "deaths held by a child") \
+    X(BLOCKS, "blocked threads") \
+    X(REFUSALS, "refused allocations") \
+    X(FOUND, "masters found again") \
+    X(TOLD_LATE, "ends told late") \
+    X(AFRESH, "runs begun afresh") \
+    X(GIVEN_UP, "runs given up") \
+    X(RESTARTED, "syncs begun again") \
+    X(REFUSED, "refused") \
+    X(EXPELLED, "dead communicators") \
+    X(EPOCHS, "group epochs entered") \
+    X(ORDERS, "new orders") \
+    X(OPS_OK, "ops committed") \
+    X(OPS_LOST, "ops lost") \
+    X(OPS_REDONE, "ops redone") \
+    X(OPS_SUPPLIED, "ops supplied") \
+    X(MISMATCHES, "mismatches") \
+    X(CANCELS, "cancels") \
+    X(CANCELLED, "ops cancelled") \
+    X(SYNCS, "syncs") \
+    X(FETCHES, "states fetched") \
+    X(NOT_FETCHED, "states not fetched") \
+    X(TORN, "torn states") \
+    X(NO_STATE, "syncs without a state") \
+    X(RESUMED, "states begun anew") \
+    X(NOTICES, "notices") \
+    X(LEFT, "left on a notice") \
+    X(SHORT, "waits for members in vain") \
+    X(SPARES, "spares") \
+    X(ROUNDS, "rounds") \
+    X(CALMS, "calms") \
+    X(TAKEOVERS, "takeovers by crowds")
+
 enum count {
-    COUNT_EVENTS,
-    COUNT_STARTS,
-    COUNT_CRASHES,
-    COUNT_POWER_OFFS,
-    COUNT_STALLS,
-    COUNT_DELAYS,
-    COUNT_BREAKS,
-    COUNT_PARTITIONS,
-    COUNT_ONE_WAYS,
-    COUNT_DUPLICATES,
-    COUNT_APARTS,
-    COUNT_LEAVES,
-    COUNT_MISUSES,
-    COUNT_FLIPS,
-    COUNT_MASTERS,
-    COUNT_HELD,
-    COUNT_BLOCKS,
-    COUNT_REFUSALS,
-    COUNT_FOUND,
-    COUNT_TOLD_LATE,
-    COUNT_AFRESH,
-    COUNT_GIVEN_UP,
-    COUNT_RESTARTED,
-    COUNT_REFUSED,
-    COUNT_EXPELLED,
-    COUNT_EPOCHS,
-    COUNT_ORDERS,
-    COUNT_OPS_OK,
-    COUNT_OPS_LOST,
-    COUNT_OPS_REDONE,
-    COUNT_OPS_SUPPLIED,
-    COUNT_MISMATCHES,
-    COUNT_CANCELS,
-    COUNT_CANCELLED,
-    COUNT_SYNCS,
-    COUNT_FETCHES,
-    COUNT_NOT_FETCHED,
-    COUNT_TORN,
-    COUNT_NO_STATE,
-    COUNT_RESUMED,
-    COUNT_NOTICES,
-    COUNT_LEFT,
-    COUNT_SHORT,
-    COUNT_SPARES,
-    COUNT_ROUNDS,
-    COUNT_CALMS,
-    COUNT_TAKEOVERS,
-    COUNTS
+#define X(name, text) COUNT_##name,
+    WORLD_COUNTS(X)
+#undef X
+        COUNTS
 };
 
 // Two peers that cannot reach each other.

@@ -4,7 +4,6 @@
 
 #include "pccl.h"
 #include "sim/engine.h"
-#include "sim/judge_ends.h"
 #include "sim/judge_master.h"
 #include "sim/judge_ops.h"
 #include "sim/process.h"
