@@ -34,14 +34,6 @@ PRIVILEGED_PORTS = 1024
 """Ports below this one need a privilege on Linux."""
 
 
-def check_masters(masters: str) -> None:
-    """ValueError: what is wrong with a list of masters, by the name of the option."""
-    try:
-        without_run(parse_endpoints(masters))
-    except (ValueError, AssertionError) as error:
-        raise ValueError(f"--masters: {error}") from None
-
-
 def serve(
     listen_address: str,
     heartbeat_limit: float | None = None,
@@ -83,8 +75,10 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, note)
     try:
-        if masters is not None:
-            check_masters(masters)
+        try:
+            without_run(parse_endpoints(masters) if masters is not None else [])
+        except (ValueError, AssertionError) as error:
+            raise ValueError(f"--masters: {error}") from None
         try:
             node = MasterNode(
                 listen_address,

@@ -187,13 +187,14 @@ def _place(
     found = [
         position
         for position, (packed, port) in enumerate(addresses)
-        if port == own[1] and (packed == own[0] or (not any(own[0]) and _is_of_this_machine(packed)))
+        if port == own[1] and (packed == own[0] or (not any(own[0]) and is_of_this_machine(packed)))
     ]
     _require(len(found) == 1)
     return found[0]
 
 
-def _is_of_this_machine(packed: bytes) -> bool:
+def is_of_this_machine(packed: bytes) -> bool:
+    """Whether this machine has that address: one can bind to no other."""
     import _socket
 
     family = _socket.AF_INET if len(packed) == 4 else _socket.AF_INET6

@@ -110,6 +110,13 @@ pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_
     REQUIRE_MASTER(master);
     RETURN_IF_FAILED(api_take_addresses(addresses, count, masters));
     if (self >= count) return detail_fail(pcclInvalidArgument, "place %zu is not in a list of %zu", self, count);
+    for (size_t i = 0; i < count; i++) {
+        if (i == self || !socket_address_equal(&masters[i], &masters[self])) continue; // it would ask itself
+        char text[64];
+        return detail_fail(pcclInvalidArgument, "entries %zu and %zu of the masters are both %s; name each master once",
+                           (i < self ? i : self) + 1, (i < self ? self : i) + 1,
+                           socket_address_format(text, sizeof text, &masters[i]));
+    }
     RETURN_IF_FAILED(lock_setting(master, "the masters are set"));
     memcpy(master->masters, masters, count * sizeof *masters);
     master->master_count = (uint32_t)count;

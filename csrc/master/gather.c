@@ -13,6 +13,8 @@ const char GATHER_ANOTHER_RUN[] = "this master now serves another run";
 static const char STANDBY[] =
     "no run is under way: it has ended, or has not begun; this master is a standby, and new runs begin at the first "
     "master of the list";
+static const char BUSY[] =
+    "another master of the list has the run; give this peer the addresses of all masters of the list";
 static const char NO_ROOM[] = "has no place for another peer that waits for a lost run";
 static const char ALL_TAKEN[] = "members that wait for a lost run take all places";
 
@@ -24,7 +26,10 @@ void gather_init(struct gather *gather, uint64_t key) {
 
 static bool expects(const struct membership *table) { return table->now_ns < table->survivors_until; }
 
-static bool begins_none(const struct gather *gather) { return gather->standby || gather->others_busy; }
+// Returns why newcomers begin no run here; NULL: they may.
+static const char *why_none(const struct gather *gather) {
+    return gather->others_busy ? BUSY : gather->standby ? STANDBY : NULL;
+}
 
 static bool tell(struct membership *table, const struct survivor *survivor, enum wire_type type, uint64_t generation) {
     struct wire_header header = {.run = survivor->run.id, .generation = generation};
@@ -69,7 +74,7 @@ bool gather_hold(struct gather *gather, struct membership *table, uint32_t conn,
         if (survivor != NULL) return true;
         if (gather->survivors.count > 0) why = ALL_TAKEN;
     }
-    if (why == NULL && begins_none(gather)) why = STANDBY;
+    if (why == NULL) why = why_none(gather);
     if (why != NULL) actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED, why);
     return why != NULL;
 }
@@ -138,7 +143,7 @@ static void send_on(struct gather *gather, struct membership *table) {
         if (survivor->resumes)
             close_silently(gather, table, survivor);
         else
-            turn_away(gather, table, survivor, WIRE_REFUSED, STANDBY);
+            turn_away(gather, table, survivor, WIRE_REFUSED, BUSY);
     }
 }
 
@@ -251,8 +256,9 @@ static enum gather_verdict decide_without_members(struct gather *gather, struct 
     gather->majority_at = INT64_MAX;
     say_end(gather, table);
     if (expects(table) || gather->others_awaited) return GATHER_WAITS;
-    while (gather->survivors.count > 0 && begins_none(gather))
-        turn_away(gather, table, gather->survivors.list[0], WIRE_REFUSED, STANDBY);
+    const char *why = why_none(gather);
+    while (gather->survivors.count > 0 && why != NULL)
+        turn_away(gather, table, gather->survivors.list[0], WIRE_REFUSED, why);
     return GATHER_BEGINS;
 }
 

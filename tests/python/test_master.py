@@ -415,6 +415,10 @@ WRONG_WORDS = [
     (("--listen", "48160"), "address '48160' has no host; write 0.0.0.0:48160"),
     (("--masters", ",,"), "--masters: the list of masters ',,' has an entry without host and port"),
     (("--masters", "127.0.0.1"), "--masters: address '127.0.0.1' has no port"),
+    (
+        ("--listen", "127.0.0.1:5001", "--masters", "127.0.0.1:5001,localhost:5001"),
+        "entries 1 and 2 of the masters are both 127.0.0.1:5001; name each master once",
+    ),
 ]
 
 

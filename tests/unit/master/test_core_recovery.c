@@ -979,7 +979,7 @@ static void test_newcomers(void) {
     hello('x', 1);
     CHECK(quiet("x"));
     act(core_others_are(m, now, WIRE_SERVES));
-    REFUSED('x', "standby");
+    REFUSED('x', "another master of the list has the run");
     end();
 
     begin("another master serves a run, and those that wait here are too few for theirs");
@@ -990,7 +990,7 @@ static void test_newcomers(void) {
     CHECK_EQ(core_activity(m), WIRE_GATHERS);
     act(core_others_are(m, now, WIRE_SERVES));
     CHECK(boxes['a' - 'a'].closed);
-    REFUSED('x', "standby");
+    REFUSED('x', "another master of the list has the run");
     CHECK_EQ(core_activity(m), WIRE_IDLE);
     end();
 
