@@ -13,6 +13,11 @@ void master_conn_set(struct master *master, struct conn *conn, enum conn_state s
     master->conn_count[state]++;
 }
 
+void master_conn_put_off(struct master *master, struct conn *conn, bool put_off) {
+    master->put_off_count += (uint32_t)put_off - (uint32_t)conn->put_off;
+    conn->put_off = put_off;
+}
+
 void master_conn_forget_dials(struct master *master, struct conn *held) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && master->conn_count[CONN_DIALS] > 0; i++)
         if (master->conns[i].state == CONN_DIALS && master->conns[i].held == held)
@@ -28,6 +33,7 @@ void master_conn_close(struct master *master, struct conn *conn) {
     wire_buffer_fini(&conn->in.bytes);
     wire_buffer_fini(&conn->out.bytes);
     master_conn_set(master, conn, CONN_UNUSED);
+    master_conn_put_off(master, conn, false);
     *conn = (struct conn){0};
 }
 

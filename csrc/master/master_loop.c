@@ -9,6 +9,8 @@
 #include "master/master_private.h"
 #include "net/socket.h"
 
+enum { FAREWELL_CHUNKS = 64 }; // read from a peer at the end, at most
+
 _Static_assert(CORE_MAX_KNOWN + MASTER_MAX_ANONYMOUS < ACTIONS_MAX_CONNS, "a place is left for other masters");
 
 // ---- connections ----
@@ -334,6 +336,7 @@ static void take_frames(struct master *master, struct conn *conn) {
     }
 }
 
+// One chunk, so that the others have their turn. An encrypted stream may hold bytes of which the poller does not tell.
 static void conn_read(struct master *master, struct conn *conn) {
     bool more;
     do {
@@ -355,8 +358,9 @@ static void conn_read(struct master *master, struct conn *conn) {
             core_heard(conn->run->core, master->now_ns, master_conn_index(master, conn));
         take_frames(master, conn);
         if (conn->state == CONN_UNUSED || conn->state == CONN_LOST || conn->state == CONN_HELD) return;
-        more = conn->stream->buffered || (conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED));
+        more = conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED);
     } while (more);
+    if (conn->stream->buffered) master_conn_put_off(master, conn, true);
     if (conn_hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
 }
 
@@ -457,13 +461,23 @@ static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
     if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
 }
 
+static void read_put_off(struct master *master) {
+    for (uint32_t i = 0, left = master->put_off_count; i < ACTIONS_MAX_CONNS && left > 0; i++) {
+        struct conn *conn = &master->conns[i];
+        if (!conn->put_off) continue;
+        left--;
+        master_conn_put_off(master, conn, false);
+        if (conn->state != CONN_LOST) conn_read(master, conn);
+    }
+}
+
 static void serve(struct master *master) {
     struct epoll_event *events = master->events;
     bool overslept = false;
     end_if_idle(master);
     while (atomic_load(&master->ending) == ENDING_NOT) {
         int64_t began = platform_now_ns();
-        int wait_ms = platform_wait_ms(began, next_deadline(master));
+        int wait_ms = master->put_off_count > 0 ? 0 : platform_wait_ms(began, next_deadline(master));
         int count = epoll_wait(master->poller, events, MASTER_EVENTS, wait_ms);
         master->now_ns = platform_now_ns();
         for (int i = 0; i < count; i++) {
@@ -475,6 +489,7 @@ static void serve(struct master *master) {
             else
                 on_conn(master, &master->conns[token], events[i].events);
         }
+        read_put_off(master);
         tell_lost(master);
         overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
         if (overslept) continue;
@@ -492,7 +507,8 @@ static void say_farewell(struct master *master) {
         struct conn *conn = &master->conns[i];
         if (conn->state != CONN_KNOWN) continue;
         transport_finish(conn->stream);
-        while (transport_receive(conn->stream, master->chunk, sizeof master->chunk) > 0) continue;
+        for (int chunk = 0; chunk < FAREWELL_CHUNKS; chunk++)
+            if (transport_receive(conn->stream, master->chunk, sizeof master->chunk) <= 0) break;
     }
 }
 

@@ -76,6 +76,7 @@ struct conn {
     struct conn_in in;
     struct conn_out out;
     bool wants_write;
+    bool put_off; // its stream holds bytes that are read in the next turn
 };
 
 struct master {
@@ -106,7 +107,7 @@ struct master {
     int64_t ends_ns;           // unless somebody comes; INT64_MAX: somebody is here
     struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[ACTIONS_MAX_CONNS];
-    uint32_t conn_count[CONN_STATES];
+    uint32_t conn_count[CONN_STATES], put_off_count;
     struct core_loss lost[ACTIONS_MAX_CONNS]; // in this turn
     size_t lost_count;
     struct core_loss batch[ACTIONS_MAX_CONNS]; // of these, those of one run
@@ -142,6 +143,7 @@ static inline uint32_t master_conn_index(const struct master *master, const stru
     return (uint32_t)(conn - master->conns);
 }
 void master_conn_set(struct master *master, struct conn *conn, enum conn_state state);
+void master_conn_put_off(struct master *master, struct conn *conn, bool put_off);
 // Opens a connection in a free place. NULL: there is none, and it is closed.
 struct conn *master_conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms);
 void master_conn_close(struct master *master, struct conn *conn);

@@ -1,5 +1,5 @@
 // The master with real sockets on 127.0.0.1: framing, hostile bytes, many connections, ending.
-#include "master/master.h"
+#include "master/master_private.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -653,6 +653,45 @@ static void test_full(void) {
     master_free(master);
 }
 
+// ---- a stream that always holds more ----
+
+static struct transport_type endless, usual;
+static struct transport *endless_stream; // the first that has said HELLO
+static size_t hello_left;                // bytes of that
+
+static ptrdiff_t endless_recvv(struct transport *stream, const struct iovec *parts, int count) {
+    ptrdiff_t got = stream == endless_stream ? -EAGAIN : usual.recvv(stream, parts, count);
+    if (endless_stream == NULL && got > 0 && (hello_left -= (size_t)got) == 0) {
+        endless_stream = stream;
+        stream->buffered = true;
+    }
+    if (got != -EAGAIN || stream != endless_stream || count != 1) return got;
+    struct wire_buffer frame = {0};
+    wire_encode_empty(&frame, (struct wire_header){0}, WIRE_HEARTBEAT);
+    size_t length = parts->iov_len / frame.length * frame.length;
+    for (size_t at = 0; at < length; at += frame.length)
+        memcpy((uint8_t *)parts->iov_base + at, frame.bytes, frame.length);
+    wire_buffer_fini(&frame);
+    stream->buffered = true;
+    return (ptrdiff_t)length;
+}
+
+static void test_endless_stream(void) {
+    check_case("a master hears others, and ends, while a peer sends without a pause");
+    struct master *master = start(PATIENCE_MS);
+    struct wire_buffer hello = {0};
+    write_hello(&hello, 1);
+    hello_left = hello.length;
+    wire_buffer_fini(&hello);
+    endless = usual = *master->transport->type;
+    endless.recvv = endless_recvv;
+    master->transport->type = &endless;
+    struct client a = join(master, 1);
+    await_activity(master, "", WIRE_SERVES);
+    transport_free(a.stream);
+    master_free(master);
+}
+
 int main(void) {
     test_hello();
     test_runs();
@@ -667,5 +706,6 @@ int main(void) {
     test_end();
     test_full();
     test_no_descriptors();
+    test_endless_stream();
     return check_status();
 }
