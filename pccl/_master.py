@@ -25,11 +25,14 @@ from pccl._errors import PCCLError, Result
 from pccl._exports import publish
 from pccl._files import event_file
 from pccl._loader import _C, _ffi
-from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS
+from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, is_of_this_machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal, Self
+
+NEVER = 2**64 - 1
+"""The time since the end of the last run of a master that has had none."""
 
 NOTICE_SECONDS = 0.5
 """After which a process that ends, and waits for its master, says so."""
@@ -221,22 +224,23 @@ class RunState(Enum):
 def run_state(masters: str, limit: float = 1.0, keys: str = "") -> RunState:
     """Asks these masters, `host:port,host:port/run`. One that does not answer within `limit` seconds has no run.
 
-    `keys` is a file of keys; "": that of PCCL_KEYS, if any.
+    If none serves one, the master whose run ended last tells how. `keys` is a file of keys; "": that of PCCL_KEYS, if any.
     """
-    served, completed = _ffi.new("bool *"), _ffi.new("bool *")
+    served, completed, ended = _ffi.new("bool *"), _ffi.new("bool *"), _ffi.new("uint64_t *")
     path = os.fsencode(keys) if keys else _ffi.NULL
-    state = RunState.NONE
+    state, last = RunState.NONE, NEVER
     for endpoint in parse_endpoints(masters):
         with contextlib.suppress(OSError):
             for ip in resolve(endpoint, Deadline(limit)):
                 address = _ffi.new("ccoip_socket_address_t *")
                 fill_socket_address(address, ip, endpoint.port)
-                run = endpoint.run.encode()
-                if _C.pccl_ext_master_has_run(address, run, path, False, int(limit * 1000), served, completed) == SUCCESS:
-                    if served[0]:
-                        return RunState.SERVED
-                    if completed[0]:
-                        state = RunState.COMPLETED
+                asked = address, endpoint.run.encode(), path, False, int(limit * 1000)
+                if _C.pccl_ext_master_has_run(*asked, served, completed, ended) != SUCCESS:
+                    continue
+                if served[0]:
+                    return RunState.SERVED
+                if ended[0] < last:
+                    state, last = RunState.COMPLETED if completed[0] else RunState.NONE, ended[0]
     return state
 
 
@@ -258,7 +262,7 @@ def _place(endpoint: Endpoint, ip: IP, listed: list[Endpoint], addresses: list[t
     found = [
         position
         for position, (address, port) in enumerate(addresses)
-        if port == endpoint.port and (address == ip or (ip.is_unspecified and _is_own(address)))
+        if port == endpoint.port and (address == ip or (ip.is_unspecified and is_of_this_machine(address.packed)))
     ]
     if not found:
         raise ValueError(
@@ -269,18 +273,6 @@ def _place(endpoint: Endpoint, ip: IP, listed: list[Endpoint], addresses: list[t
         both = " and ".join(str(listed[position]) for position in found)
         raise ValueError(f"of the masters {names}, {both} are this machine; listen on one of them, not on {endpoint}")
     return found[0]
-
-
-def _is_own(ip: IP) -> bool:
-    """Whether it is an address of this machine: one can bind to no other."""
-    import socket
-
-    with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((str(ip), 0))
-        except OSError:
-            return False
-    return True
 
 
 _running: weakref.WeakSet[MasterNode] = weakref.WeakSet()

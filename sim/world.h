@@ -1,8 +1,8 @@
 // Shared by all parts of the simulator: the run's configuration, its clock, its randomness, and the state of each part.
 //
 // From below to above: world; queue (events in virtual time), trace, effect, memory, process; controls and links (what
-// connects processes), partition; truth, judge_ops, judge_master (the invariants); engine, state and program (models of a
-// peer's data plane, of its shared state, and of what uses it); masters, watch, peers (the bodies around the state
+// connects processes), partition; truth, judge_ops, judge_master (the invariants); engine, state and program (models of
+// a peer's data plane, of its shared state, and of what uses it); masters, watch, peers (the bodies around the state
 // machines); faults; run. Beside them crowd: runs with more peers, by themselves.
 //
 // A process is a slot; slot MASTER + i is that of the i-th master of the list. Whoever starts in a slot has a new life:

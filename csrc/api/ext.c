@@ -44,12 +44,13 @@ pcclResult_t pccl_ext_keys_check(const char *path, bool *master) {
 }
 
 pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                     bool insecure, uint32_t limit_ms, bool *out, bool *completed) {
+                                     bool insecure, uint32_t limit_ms, bool *out, bool *completed, uint64_t *ended_ms) {
     struct wire_address master;
     struct wire_run named;
     REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
     REQUIRE_NOT_NULL(completed);
+    REQUIRE_NOT_NULL(ended_ms);
     RETURN_IF_FAILED(api_take_run(run, &named));
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
@@ -61,6 +62,7 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
     if (error != 0) return api_no_answer(error);
     *out = status.activity != WIRE_IDLE;
     *completed = status.completed != 0;
+    *ended_ms = status.ended_ms;
     return pcclSuccess;
 }
 

@@ -59,11 +59,12 @@ pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char 
 
 // Asks a master of any process whether it has the run of this name ("": the one without a name): peers, or members
 // that have come to resume theirs. `completed`: it has none, and a member of its last run left that run by itself.
+// `ended_ms`: since that run ended there; UINT64_MAX: there was none.
 // Waits for at most `limit_ms`. `keys` as for pccl_ext_comm_set_keys, `insecure` as for pccl_ext_comm_set_insecure.
 // pcclInvalidArgument: the keys cannot be used, or are missing for a master beyond loopback.
 // pcclMasterConnectionFailed: no master answers there. Needs no pcclInit.
 pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                     bool insecure, uint32_t limit_ms, bool *out, bool *completed);
+                                     bool insecure, uint32_t limit_ms, bool *out, bool *completed, uint64_t *ended_ms);
 
 // Asks a master of any process which runs it serves: a line for each into `out`, the number of its peers, a space, and
 // its name, "" for the run without one. Always ends with a zero, cut to `capacity`; 8,192 bytes hold every list. A

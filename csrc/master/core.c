@@ -303,7 +303,7 @@ static void on_message(struct run *run, struct peer_record *peer, const struct w
         on_moved(run, peer);
     } else if (header->type == WIRE_LEAVE) {
         quorum_ended(&run->quorum, peer);
-        run->completed = run->completed || peer->accepted;
+        run->left |= peer->accepted;
         membership_drop(table, peer, LOG_INFO, "it left");
     } else if (header->type != WIRE_LINKED && header->type != WIRE_PRECOPY && !peer->accepted) {
         membership_expel(table, peer, "it sent %s before it was admitted", wire_type_name(header->type));
@@ -410,10 +410,17 @@ const struct actions *core_others_are(struct master_core *core, int64_t now_ns, 
 
 uint64_t core_run_id(const struct master_core *core) { return core->run.table.run.id; }
 
-bool core_completed(const struct master_core *core) { return core_activity(core) == WIRE_IDLE && core->run.completed; }
-
 enum wire_activity core_activity(const struct master_core *core) {
     return core->run.table.peer_count > 0 ? WIRE_SERVES : core->gather.survivors.count > 0 ? WIRE_GATHERS : WIRE_IDLE;
+}
+
+struct wire_status_is core_status(const struct master_core *core, int64_t now_ns) {
+    const struct run *run = &core->run;
+    enum wire_activity activity = core_activity(core);
+    return (struct wire_status_is){.activity = (uint8_t)activity,
+                                   .completed = activity == WIRE_IDLE && run->completed,
+                                   .ended_ms =
+                                       run->ended_ns == 0 ? UINT64_MAX : (uint64_t)((now_ns - run->ended_ns) / MS_NS)};
 }
 
 const struct actions *core_farewell(struct master_core *core, int64_t now_ns) {

@@ -213,12 +213,12 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
 }
 
 static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
-    struct wire_status_is status = {.activity = WIRE_IDLE};
+    struct wire_status_is status = {.activity = WIRE_IDLE, .ended_ms = UINT64_MAX};
     const struct wire_matrix nothing = {
         .version = WIRE_VERSION, .heartbeat_limit_ms = master->heartbeat_limit_ms, .counts_only = 1};
     struct master_run *run = master_find_run(master, &conn->named);
     if (strcmp(conn->named.chars, WIRE_EVERY_RUN) == 0) status.activity = (uint8_t)activity_of_all(master);
-    if (run != NULL) status = (struct wire_status_is){(uint8_t)core_activity(run->core), core_completed(run->core)};
+    if (run != NULL) status = core_status(run->core, master->now_ns);
     if (header->type == WIRE_REMOVE || header->type == WIRE_STACKS) {
         const struct actions *actions = NULL;
         const char *why = master_take_request(master, conn, header, body, &actions);

@@ -403,6 +403,7 @@ static void start(struct run *run) {
     table->number = 0;
     table->lost = table->changed = false;
     run->next_join = 1;
+    run->left = false;
     run->votes_ended = 0;
     memset(table->open, 0, sizeof table->open);
     run->rounds.number = 0;
@@ -413,6 +414,13 @@ static void start(struct run *run) {
     run->phase = RUN_IDLE;
     run->short_until = INT64_MAX;
     table->warn_at = INT64_MAX;
+}
+
+// The run has ended here; the next one may begin.
+static void end(struct run *run, bool completed) {
+    run->completed = completed;
+    run->ended_ns = run->table.now_ns;
+    start(run);
 }
 
 // Records the current members.
@@ -438,7 +446,7 @@ void run_give_up(struct run *run) {
     for (uint32_t i = 0; i < table->group_slots; i++)
         if (table->groups[i].count > 0) close_group(run, i);
     table->gone_count = table->count = run->candidate.count = run->selection.survey.count = 0;
-    start(run);
+    end(run, false);
     table->survivors_until = table->now_ns + table->limit_ns; // its members may come back, and newcomers be the first
 }
 
@@ -497,7 +505,7 @@ void run_settle(struct run *run) {
     } while (table->gone_count > 0 || table->lost || table->changed || table->out_of_memory);
     if (table->peer_count > 0 || run->next_join == 1) return;
     actions_log(&table->actions, LOG_NOTICE, "run ended: its last peer has left; the next peer starts another run");
-    start(run);
+    end(run, run->left);
 }
 
 // ---- registration ----
@@ -534,9 +542,10 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
         actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED, why);
         return;
     }
-    if (table->peer_count == 0) run->completed = false;
-    if (table->peer_count == 0) table->limits = hello->limits;
-    if (table->peer_count == 0) run->yields_until = table->now_ns + RUN_YOUNG_MS * MS_NS;
+    if (table->peer_count == 0) {
+        table->limits = hello->limits;
+        run->yields_until = table->now_ns + RUN_YOUNG_MS * MS_NS;
+    }
     struct wire_member member = {.id = hello->id,
                                  .join_number = run->next_join++,
                                  .group = hello->group,

@@ -33,7 +33,9 @@ struct configuration;
 struct run {
     uint8_t random[RUN_RANDOM_BYTES];
     bool wants_random;
-    bool completed; // a member left the run by itself; kept after the run until the next peer registers
+    bool left;                       // a member left the run by itself
+    bool completed;                  // so it was with the run that ended here last,
+    int64_t ended_ns;                // at this time; 0: none has
     uint64_t next_join, votes_ended; // votes_ended: of all members
     // The newest epoch that a member has said it is in; the last one that lost somebody.
     uint64_t heard_number, lost_number;

@@ -97,7 +97,7 @@ static const struct {
     EXACT(BYE, 0),
     EXACT(MOVED, 0),
     EXACT(STATUS, 0),
-    EXACT(STATUS_IS, 2),
+    EXACT(STATUS_IS, 10),
     TEXT(WAITING),
     EXACT(SYNC_DIFFERS, 8 + 8),
     RANGE(TELEMETRY, OPS_SEEN + 4, WIRE_MAX_SEEN *(ID + SEEN)),

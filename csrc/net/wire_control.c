@@ -396,6 +396,7 @@ static void visit_resumed(struct cursor *c, struct wire_resumed *m) {
 static void visit_status_is(struct cursor *c, struct wire_status_is *m) {
     cursor_range(c, &m->activity, WIRE_IDLE, WIRE_SERVES);
     cursor_range(c, &m->completed, 0, 1);
+    cursor_u64(c, &m->ended_ms);
 }
 
 static void visit_number(struct cursor *c, uint64_t *number) {

@@ -373,6 +373,7 @@ struct wire_runs_are {
 struct wire_status_is {
     uint8_t activity;  // wire_activity
     uint8_t completed; // idle, and a member of the last run left it by itself
+    uint64_t ended_ms; // since the last run ended here; UINT64_MAX: none has
 };
 
 // ---- diagnosis (docs/diagnosis.md) ----

@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ import pccl
 from pccl import _native
 from pccl._address import fill_socket_address, parse_endpoint
 from pccl._diagnosis import runs_at
+from pccl._master import RunState, run_state
 from pccl.lab.ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)
@@ -134,8 +136,15 @@ def test_a_standby_takes_each_run_over_by_its_own_quorum(runs):
             late.tell("join", 4)
             assert ask(alpha, "join_more", 4) == [4] * 3
             late.answer()
+            ask([*alpha, late], "leave")
         finally:
             late.kill()
+        assert run_state(f"{masters}/alpha") is RunState.COMPLETED  # so the standby says
+        for one in runs.start(f"{masters}/alpha", 2):  # at the first master
+            one.kill()
+        while (state := run_state(f"{masters}/alpha")) is RunState.SERVED:
+            time.sleep(0.01)
+        assert state is RunState.NONE
 
 
 def test_places_of_runs_that_have_ended_are_used_again():

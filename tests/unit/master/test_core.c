@@ -863,14 +863,30 @@ static void test_runs(void) {
     uint64_t first = run;
     die('a');
     EPOCH("b", LOSS, 3, 3, "b");
-    CHECK(!core_completed(m));
+    CHECK(!core_status(m, now).completed);
     simple('b', WIRE_LEAVE);
     CHECK_EQ(core_next_deadline(m), INT64_MAX);
-    CHECK(core_completed(m)); // a member left by itself
+    CHECK(core_status(m, now).completed); // a member left by itself
     CHECK_EQ(join('b', 3), 1);
-    CHECK(!core_completed(m));
+    CHECK(!core_status(m, now).completed);
     CHECK(run != first && run != 0);
     EPOCH("b", UPDATE, 1, 1, "b");
+    now += 7 * MS_NS;
+    die('b');
+    now += 5 * MS_NS;
+    CHECK(!core_status(m, now).completed); // nobody left this one by itself
+    CHECK_EQ(core_status(m, now).ended_ms, 5);
+    end();
+
+    begin("the run of newcomers that waited is not the one that was completed");
+    CHECK_EQ(core_status(m, now).ended_ms, UINT64_MAX);
+    form("a", 0);
+    join('b', 0);
+    simple('a', WIRE_LEAVE);
+    welcomed('b');
+    EPOCH("b", UPDATE, 1, 1, "b");
+    die('b');
+    CHECK(!core_status(m, now).completed);
     end();
 }
 

@@ -419,7 +419,7 @@ static bool again_resumed(struct wire_buffer *out, const uint8_t *body, size_t l
 }
 
 static void write_status_is(struct wire_buffer *out, uint32_t size) {
-    struct wire_status_is status = {(uint8_t)(size % 3), (uint8_t)(size % 2)};
+    struct wire_status_is status = {(uint8_t)(size % 3), (uint8_t)(size % 2), size};
     wire_encode_status_is(out, random_header(), &status);
 }
 
