@@ -5,7 +5,7 @@ travel, or at the commit. Then everything is repaired: the survivors sync again,
 one, those that were stopped wake up, learn that they are out, and come back, a newcomer joins. After each sync each process
 compares its memory, byte for byte, with what a model of the election allows.
 
-CHAOS_SEED=17 plays one seed alone (`pytest -k sync_trials`); CHAOS_TRIALS=5000 plays so many (100 unless told), from CHAOS_FIRST
+CHAOS_SEED=17 plays one seed alone (`pytest -k sync_trials`); CHAOS_TRIALS=5000 plays so many (60 unless told), from CHAOS_FIRST
 on; CHAOS_STOPS=1 stops processes in all of them. A seed fixes who holds what, and which fault hits whom where.
 """
 
@@ -29,7 +29,7 @@ BATCH = 10
 
 ONE = os.environ.get("CHAOS_SEED")
 FIRST = int(ONE or os.environ.get("CHAOS_FIRST", "0"))
-TRIALS = 1 if ONE else int(os.environ.get("CHAOS_TRIALS", "100"))
+TRIALS = 1 if ONE else int(os.environ.get("CHAOS_TRIALS", "60"))
 DEAD = "MASTER_CONNECTION_FAILED"
 NONE = "NO_SHARED_STATE_AVAILABLE"
 LIMIT = 5.0
