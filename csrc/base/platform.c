@@ -16,7 +16,10 @@
 
 #include "base/descriptor.h"
 
-enum { OVERSLEPT_MS = 20 }; // far below a heartbeat limit
+enum {
+    OVERSLEPT_MS = 20,     // far below a heartbeat limit
+    STACK_BYTES = 1 << 20, // five times the largest frame. With musl threads have 128 KiB, with glibc `ulimit -s`
+};
 
 int64_t platform_now_ns(void) {
     struct timespec now;
@@ -64,12 +67,18 @@ unsigned platform_cpu_count(void) {
 }
 
 bool platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg) {
+    pthread_attr_t attributes;
+    size_t stack;
+    if (pthread_attr_init(&attributes) != 0) return false;
+    if (pthread_attr_getstacksize(&attributes, &stack) != 0 || stack < STACK_BYTES)
+        pthread_attr_setstacksize(&attributes, STACK_BYTES);
     // A new thread inherits the mask of its creator, so the creator blocks everything for a moment.
     sigset_t all, before;
     sigfillset(&all);
-    if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0) return false;
-    int error = pthread_create(out, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(out, &attributes, run, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
     if (error != 0) return false;
     pthread_setname_np(*out, name);
     return true;

@@ -38,7 +38,7 @@ bool platform_random(void *out, size_t bytes);
 unsigned platform_cpu_count(void);
 
 // Starts a joinable thread called `name` (at most 15 characters) with every signal blocked, so that the
-// host program's handlers never run on our threads. False when the system refuses.
+// host program's handlers never run on our threads, and a stack of 1 MiB at least. False when the system refuses.
 bool platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg);
 
 // Lets other threads of the machine go first, from now on, where they want the processor of the calling one.
