@@ -13,6 +13,7 @@ enum {
 };
 
 static const char CLOSED[] = ": neither can be dialled; start a member that can be, or a relay (docs/addresses.md)";
+static const char APART[] = ": neither can be dialled, and they did not meet at PCCL_RELAY; their logs say why";
 static const char NARROW[] = ": small packets pass, but large ones are lost; set one MTU on the whole path, or "
                              "net.ipv4.tcp_mtu_probing=1 on both hosts";
 
@@ -240,15 +241,17 @@ static bool exclude_newcomers(struct candidate *candidate, struct membership *ta
     for (struct peer_record *peer; (peer = next_newcomer(candidate, joined)) != NULL;) {
         const struct peer_record *obstacle = obstacle_of(candidate, table, peer);
         char dial[DIAL_BYTES];
+        bool closed = obstacle != NULL && peer->member.reach.closed && obstacle->member.reach.closed;
         joined = peer->member.join_number;
         if (!peer->answered || (obstacle != NULL && obstacle->accepted))
             membership_host_failed(table, &peer->member.address);
         if (obstacle != NULL)
             membership_expel(
                 table, peer, "no data connection between this peer and %s%s", membership_label(obstacle).chars,
-                is_narrow(candidate, table, peer, obstacle)                  ? NARROW
-                : peer->member.reach.closed && obstacle->member.reach.closed ? CLOSED
-                                                                             : describe_dial(peer, obstacle, dial));
+                is_narrow(candidate, table, peer, obstacle) ? NARROW
+                : !closed                                   ? describe_dial(peer, obstacle, dial)
+                : peer->member.reach.relays & obstacle->member.reach.relays & WIRE_RELAYS_OUTSIDE ? APART
+                                                                                                  : CLOSED);
         else if (!peer->answered)
             membership_expel(table, peer, "it did not report its links in time");
     }

@@ -158,3 +158,10 @@ int relay_step(struct relay_hello *hello, int fd, uint32_t *awaits) {
     }
     return 0;
 }
+
+const char *relay_why(const struct relay_hello *hello, int error) {
+    bool waits = hello->state == RELAY_WAITS;
+    if (hello->state == RELAY_JOINED || (waits && error == -ETIMEDOUT)) return NULL; // the other end did not come
+    if (hello->state == RELAY_GREETS) return "it does not answer as a relay";
+    return waits ? "it ended the connection: it has keys of another run, or no room, or was stopped" : strerror(-error);
+}

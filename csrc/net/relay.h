@@ -42,6 +42,7 @@ struct relay_hello {
     enum relay_state { RELAY_CONNECTS, RELAY_GREETS, RELAY_WAITS, RELAY_JOINED } state;
     const struct keys *keys; // borrowed; NULL: none
     bool at_member;          // the relay is a member
+    struct wire_address at;  // where it is dialled
     uint8_t secret[RELAY_SECRET_BYTES];
     uint8_t received; // of the greeting
     char greeting[RELAY_GREETING_BYTES];
@@ -55,6 +56,9 @@ static inline void relay_begin(struct relay_hello *hello) {
 // Makes the next step on a connection to a relay. 0: the other end is here. -EAGAIN: `awaits` (EPOLLIN or EPOLLOUT) is
 // set. Else -errno.
 int relay_step(struct relay_hello *hello, int fd, uint32_t *awaits);
+
+// Returns why the relay is of no use after this error of a step, or -ETIMEDOUT. NULL: it does its part.
+const char *relay_why(const struct relay_hello *hello, int error);
 
 // ---- for both ends ----
 

@@ -73,7 +73,9 @@ const char *transport_error(int error) {
 }
 
 const char *transport_why(const struct transport *stream, int error) {
-    const char *why = stream == NULL || stream->type->why == NULL ? NULL : stream->type->why(stream);
+    const char *why = NULL;
+    if (stream != NULL && stream->relay != NULL) why = relay_why(stream->relay, error);
+    if (why == NULL && stream != NULL && stream->type->why != NULL) why = stream->type->why(stream);
     return why != NULL ? why : transport_error(error);
 }
 
@@ -85,9 +87,13 @@ bool transport_refused(int error) {
 void transport_log_refusal(const struct transport *stream, int error, struct log_limit *limit) {
     struct wire_address other;
     char address[64] = "a process that is gone";
-    if (!transport_refused(error)) return;
-    if (transport_remote_address(stream, &other)) socket_address_format(address, sizeof address, &other);
-    LOG_LIMITED(limit, LOG_WARN, "refuses a link with %s: %s", address, transport_why(stream, error));
+    const struct relay_hello *relay = stream->relay;
+    bool useless = relay != NULL && !relay->at_member && relay_why(relay, error) != NULL;
+    if (!useless && !transport_refused(error)) return;
+    if (useless || transport_remote_address(stream, &other))
+        socket_address_format(address, sizeof address, useless ? &relay->at : &other);
+    LOG_LIMITED(limit, LOG_WARN, "%s %s: %s", useless ? "cannot use the relay at" : "refuses a link with", address,
+                transport_why(stream, error));
 }
 
 // ---- contexts ----
@@ -174,6 +180,7 @@ int transport_dial_relay(struct transport_context *context, const struct wire_ad
     }
     *stream->relay = *hello;
     stream->relay->keys = context->options.keys;
+    stream->relay->at = *relay;
     return 0;
 }
 

@@ -117,7 +117,8 @@ const char *transport_error(int error);
 const char *transport_why(const struct transport *stream, int error);
 // Whether this is an error of keys: the other end is somebody else than was expected.
 bool transport_refused(int error);
-// Logs such an error of a link between peers; others may cause it as often as they like.
+// Logs such an error of a link between peers, and why a relay outside of the run is of no use; others may cause it as
+// often as they like.
 void transport_log_refusal(const struct transport *stream, int error, struct log_limit *limit);
 
 // ---- contexts ----

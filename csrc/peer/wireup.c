@@ -174,7 +174,7 @@ static bool is_open(struct wireup *w, struct connection *c) {
     int error = transport_step(c->stream);
     if (error == -EAGAIN) return false;
     if (error == 0 && wireup_connection_watch(w, c, EPOLLIN)) return c->open = true;
-    transport_log_refusal(c->stream, error, &w->refusal_log);
+    wireup_log_refusal(w, c, error);
     if (transport_is_relayed(c->stream))
         wireup_relay_again(w, c);
     else
@@ -241,6 +241,7 @@ struct wireup *wireup_new(struct transport_context *transport, int epoll, uint64
                          .identity.self = *self,
                          .park_limit = WIREUP_UNKNOWN_MS * MS_NS,
                          .refusal_log = {.lines = 8, .seconds = 10},
+                         .relay_log = {.lines = 1, .seconds = 10},
                          .shortage_log = {.lines = 1, .seconds = 10}};
     for (uint32_t i = 0; i < LISTENERS; i++)
         w->listeners[i] = transport_listener_closed(transport, epoll, first_data + i, WIREUP_ACCEPT_PAUSE_MS);
@@ -381,6 +382,7 @@ void wireup_handle(struct wireup *w, uint64_t data, int64_t now) {
 }
 
 static void time_out(struct wireup *w, struct connection *c) {
+    if (transport_is_relayed(c->stream)) wireup_log_refusal(w, c, -ETIMEDOUT);
     switch (c->state) {
     case DIALING: wireup_dial_fail_route(w, c, "it took too long"); break;
     case AWAIT_ACK: wireup_dial_failed(w, c, "it took too long"); break;

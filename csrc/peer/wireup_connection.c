@@ -20,6 +20,10 @@ void wireup_tell_shortage(struct wireup *w, int error) {
         strerror(-error), (unsigned long long)descriptor_limit());
 }
 
+void wireup_log_refusal(struct wireup *w, const struct connection *c, int error) {
+    transport_log_refusal(c->stream, error, transport_is_relayed(c->stream) ? &w->relay_log : &w->refusal_log);
+}
+
 // ---- connections ----
 
 void wireup_connection_free(struct wireup *w, struct connection *c) {

@@ -73,7 +73,10 @@ static void dial_relay(struct wireup *w, const struct connection *from, bool wai
     enum connection_state state = waits ? AWAIT_HELLO : DIALING;
     struct connection *c = error != 0 ? NULL : wireup_connection_new(w, stream, state, EPOLLOUT, deadline);
     if (c == NULL) {
-        LOG(LOG_DEBUG, "cannot dial the relay: %s", transport_error(error != 0 ? error : ENOMEM));
+        char address[64];
+        LOG_LIMITED(&w->relay_log, from->at_member ? LOG_DEBUG : LOG_WARN, "cannot use the relay at %s: %s",
+                    socket_address_format(address, sizeof address, &from->to),
+                    transport_error(error != 0 ? error : ENOMEM));
         if (!waits) push_failure(w, &from->hello);
         return;
     }
@@ -150,7 +153,7 @@ void wireup_dial_step(struct wireup *w, struct connection *c) {
     if (error == -EAGAIN) return;
     if (error == 0 && !transport_may_be(c->stream, TRANSPORT_PEER, &c->hello.to)) error = -EBADE;
     if (error != 0) {
-        transport_log_refusal(c->stream, error, &w->refusal_log);
+        wireup_log_refusal(w, c, error);
         (transport_refused(error) ? wireup_dial_failed : wireup_dial_fail_route)(w, c, transport_why(c->stream, error));
         return;
     }

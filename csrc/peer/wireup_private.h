@@ -82,7 +82,7 @@ struct wireup {
     void *context;
     struct wireup_identity identity;
     int64_t park_limit;
-    struct log_limit refusal_log, shortage_log;
+    struct log_limit refusal_log, relay_log, shortage_log;
     struct connection **slots;
     size_t slot_room;
     uint32_t slot_count, serial;
@@ -108,6 +108,8 @@ void wireup_hand_over(struct wireup *w, struct connection *c, const struct wire_
 void wireup_push(struct wireup *w, const struct wireup_event *event);
 // Logs that descriptors are short, if that is the error.
 void wireup_tell_shortage(struct wireup *w, int error);
+// Logs why the other end of a connection, or the relay that it leads through, was refused, or refuses.
+void wireup_log_refusal(struct wireup *w, const struct connection *c, int error);
 
 // ---- of wireup_dial ----
 // A handshake through a relay has failed. The other end may try another secret: waits for it once more. Frees it.

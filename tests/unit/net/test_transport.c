@@ -16,6 +16,7 @@
 #include "check.h"
 #include "fakes/transport.h"
 #include "far_end.h"
+#include "net/relay.h"
 
 enum { CARRIED = 1 << 20, TOKEN = 5, WAIT_MS = 2000, PAUSE_MS = 100 };
 
@@ -277,6 +278,37 @@ static bool is_ready(int poller) {
     return epoll_wait(poller, &event, 1, 100) == 1 && event.data.u64 == TOKEN;
 }
 
+// Says why a relay is of no use that answers in this way, and then ends the connection. NULL: nobody listens.
+static const char *why_useless(const char *answer) {
+    struct wire_address address, from;
+    struct transport *stream;
+    int listener = socket_listen(&any_port), error;
+    REQUIRE(listener >= 0 && socket_local_address(listener, &address));
+    if (answer == NULL) descriptor_close(listener);
+    REQUIRE(transport_dial_relay(far_end_context(), &address, &(struct relay_hello){0}, TRANSPORT_DIALS, &stream) == 0);
+    if (answer != NULL) {
+        int relay = -EAGAIN;
+        AWAIT(relay >= 0, relay = socket_accept(listener, &from));
+        REQUIRE(send(relay, answer, strlen(answer), MSG_NOSIGNAL) == (ssize_t)strlen(answer));
+        descriptor_close(relay);
+        descriptor_close(listener);
+    }
+    AWAIT((error = transport_step(stream)) != -EAGAIN, transport_wait(stream, stream->awaits, WAIT_MS));
+    static char why[200];
+    snprintf(why, sizeof why, "%s", transport_why(stream, error));
+    transport_free(stream);
+    return why;
+}
+
+static void test_useless_relays(void) {
+    char greeting[RELAY_GREETING_BYTES + 1];
+    relay_write_greeting((const uint8_t[RELAY_NONCE_DIGITS / 2]){1, 2, 3}, greeting);
+    CHECK_STR(why_useless(NULL), "Connection refused");
+    CHECK_STR(why_useless(""), "it does not answer as a relay");
+    CHECK_STR(why_useless("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"), "it does not answer as a relay");
+    CHECK_STR(why_useless(greeting), "it ended the connection: it has keys of another run, or no room, or was stopped");
+}
+
 static void no_descriptors(bool none) {
     static struct rlimit before;
     struct rlimit limit;
@@ -354,6 +386,7 @@ int main(void) {
     test_several_addresses();
     test_pause();
     test_open_fails();
+    test_useless_relays();
     check_case("plain");
     test_all(1);
     for (uint64_t seed = 0; seed < 20; seed++) {
