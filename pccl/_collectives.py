@@ -99,7 +99,7 @@ class CollectiveOp(OpTicket):
         result = super().wait(self._handle, UNBOUNDED if timeout is None else Deadline(timeout))
         if result != TIMED_OUT and not self.in_flight:
             self._live.discard(self)
-            self.keep = None
+            self.keep = self.dropped = None
         if result != SUCCESS:
             raise self._error(result)
         info = self.c.info

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from pccl._calls import INVALID_USAGE, SUCCESS, Deadline, milliseconds, whole_number
+from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, milliseconds, whole_number
 from pccl._diagnosis import diagnose
 from pccl._enums import ReduceOp, SharedStateSyncStrategy
 from pccl._errors import PCCLTimeoutError, Result, TooFewPeersError, error_for
@@ -269,7 +269,7 @@ class Communicator(NamedCollectives):
             if launched.begin(self._handle) != SUCCESS:
                 self._forget(launched.tag, launched)
                 launched.check()
-            self._reaper.watch(handle, launched)
+            self._reaper.watch(handle, launched, lambda native, deadline: launched.wait(native, deadline) != TIMED_OUT)
         self._forget(launched.tag, launched)
         return handle
 
@@ -324,6 +324,7 @@ class Communicator(NamedCollectives):
         wanted = list(descriptors)
         for descriptor in wanted:
             require_kind("each descriptor", descriptor, ReduceOpDescriptor)
+        max_in_flight = min(max_in_flight, len(wanted) or 1)  # C has fewer bits for it
         key = (max_in_flight, *map(op_arguments, wanted))
         multi = self._unfinished.get(key)
         if isinstance(multi, Multi):
@@ -342,8 +343,11 @@ class Communicator(NamedCollectives):
         return info
 
     def get_contributors(self, tag: int) -> tuple[Contributors, ...]:
-        """Who is in the op of `tag` that has ended last among those with `retry`; empty when there is none."""
-        return contributors(self._handle, tag)
+        """Who is in the op of `tag` that has ended last among those with `retry`; empty when there is none.
+
+        TypeError, ValueError: a tag that cannot be.
+        """
+        return contributors(self._handle, whole_number("tag", tag, 64))
 
     def diagnose(self, *, timeout: float = 3.0) -> Diagnosis:
         """Who or what makes ops slow, with evidence, and all that the members have told in the last seconds of ops.

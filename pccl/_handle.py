@@ -227,7 +227,7 @@ class Events:
                 while True:
                     handle, callbacks = self._ready.get_nowait()
                     for callback in callbacks:
-                        _call(callback, handle)
+                        _call(callback, handle, BaseException)  # one that exits must not end the thread of the others
                     del handle, callbacks
             with self._lock:
                 if self._native.closed and not self._watched and self._ready.empty():
@@ -326,10 +326,10 @@ def _set(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _call(callback: Callable[[Any], object], handle: Handle[Any]) -> None:
+def _call(callback: Callable[[Any], object], handle: Handle[Any], logged: type[BaseException] = Exception) -> None:
     try:
         callback(handle)
-    except Exception:
+    except logged:
         import logging
 
         logging.getLogger("pccl").exception("add_done_callback: the callback %r of %r raised", callback, handle)

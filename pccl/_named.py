@@ -6,12 +6,14 @@ call, and `returning_at_once` the one with `_async`. `launch` is the form for ad
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from pccl._calls import Deadline, whole_number
+from pccl._calls import Deadline, NativeHandle, whole_number
 from pccl._collectives import Call, Collective, CollectiveOp, Everyone, Tags
 from pccl._connection import Connection
 from pccl._enums import DataType, ReduceOp
@@ -44,7 +46,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class CollectiveHandle(Handle[CollectiveInfo]):
-    """A collective in flight. It keeps its tensors until it has ended."""
+    """A collective in flight. It keeps its tensors until it has ended. Dropped before that, it is awaited in the background."""
 
     def __init__(self, comm: NamedCollectives, call: Call) -> None:
         super().__init__(comm._events)
@@ -55,6 +57,7 @@ class CollectiveHandle(Handle[CollectiveInfo]):
         self._op: CollectiveOp | None = None
         self._input: InputDigest | None = None
         self._cancelled = False
+        self._watched = False  # if it is dropped, it is awaited in the background
 
     @property
     def tag(self) -> int | None:
@@ -82,6 +85,24 @@ class CollectiveHandle(Handle[CollectiveInfo]):
                         tags.next[sequence] = self._number
                     raise
         return self
+
+    def watch(self) -> None:
+        """Has the collective awaited in the background if this handle is dropped: others may wait for it, also after a loss."""
+        assert self._op is not None  # begun
+        twin = copy.copy(self)
+        twin._comm = weakref.proxy(self._comm)  # which a dropped handle does not keep
+        twin._watched = False
+        self._watched = True
+        self._comm._reaper.watch(self, self._op, twin._ends_by)
+
+    def _ends_by(self, _: NativeHandle, deadline: Deadline) -> bool:
+        try:
+            self._complete(deadline)
+        except PCCLTimeoutError:
+            return False
+        except ReferenceError:  # the communicator is gone, and has ended it
+            pass
+        return True
 
     def _advance(self, deadline: Deadline) -> CollectiveInfo:
         while True:
@@ -146,6 +167,8 @@ class CollectiveHandle(Handle[CollectiveInfo]):
         if root is not None:
             call.arguments["root"] = left.index(root)
         self._op = self._prepare(self._comm.group(left))
+        if self._watched:
+            self.watch()
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "in flight"
@@ -598,7 +621,10 @@ class NamedCollectives(Connection):
     def _launch(self, call: Call) -> CollectiveHandle:
         """Launches a call on private memory: the program may use its tensors until the end."""
         call.make_private(self._pool)
-        return CollectiveHandle(self, call).begin()
+        self._reaper.start()
+        handle = CollectiveHandle(self, call).begin()
+        handle.watch()
+        return handle
 
     def _finish_call(self, call: Call, timeout: float | None) -> CollectiveInfo:
         """Launches a call and waits for its end, or for that of one like it that was cut short."""

@@ -325,19 +325,23 @@ def reduce_info(c_info: Any, who: tuple[Contributors, ...] = ()) -> ReduceInfo:
     return ReduceInfo(c_info.local_world_size, c_info.tx_bytes, c_info.rx_bytes, contributors=who)
 
 
-class DroppedHandle(weakref.ref["AsyncReduceHandle"]):
+class DroppedHandle(weakref.ref[Handle[Any]]):
     """Goes into the reaper's queue when its handle is dropped.
 
     The callback is a C function, and no Python code runs between the last reference and the queue: a signal handler that raises
     inside a `__del__` would lose the op.
     """
 
-    __slots__ = ("op",)
-    op: Op
+    __slots__ = ("ends_by", "op")
+    op: OpTicket
+    ends_by: Callable[[NativeHandle, Deadline], bool]
+    """Waits for the end of what the handle was of. False: the deadline came first."""
 
 
 class Reaper:
     """Awaits, in a thread of its own, the ops whose handles were dropped. Their tensors are held until they have ended.
+
+    Others may wait for such an op, and it is live until it has been awaited.
 
     `kept` has the ops, by tag, that a repeated call will ask for.
     """
@@ -359,10 +363,10 @@ class Reaper:
             with contextlib.suppress(RuntimeError):  # what later ones raise
                 self._thread.start()
 
-    def watch(self, handle: AsyncReduceHandle, op: Op) -> None:
-        """From now on the op is awaited here when `handle` is dropped."""
+    def watch(self, handle: Handle[Any], op: OpTicket, ends_by: Callable[[NativeHandle, Deadline], bool]) -> None:
+        """From now on the op is awaited here, by `ends_by`, when `handle` is dropped."""
         dropped = DroppedHandle(handle, self._dropped.put)
-        dropped.op = op
+        dropped.op, dropped.ends_by = op, ends_by
         op.dropped = dropped
 
     def stop(self) -> None:
@@ -370,13 +374,13 @@ class Reaper:
         self._dropped.put(None)
 
     def _run(self) -> None:
-        live: list[Op] = []
+        live: list[DroppedHandle] = []
         while not self._handle.closed:
             with contextlib.suppress(queue.Empty):
                 dropped = self._dropped.get(block=not live)
                 if dropped is not None and self._owns(dropped):
-                    live.append(dropped.op)
-            live = [op for op in live if op.wait(self._handle, Deadline(SLICE_MS / 1000 / len(live))) == TIMED_OUT]
+                    live.append(dropped)
+            live = [one for one in live if not one.ends_by(self._handle, Deadline(SLICE_MS / 1000 / len(live)))]
         self._dropped.put(None)  # for the thread that a signal had hidden from `start`, if there is one
 
     def _owns(self, dropped: DroppedHandle) -> bool:

@@ -7,9 +7,11 @@ import contextlib
 import gc
 import logging
 import queue
+import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -135,9 +137,13 @@ def test_callbacks_run_once_and_in_order(pair, kind, caplog):
     def fail(handle):
         raise ValueError("from the callback")
 
+    def leave(handle):
+        sys.exit("from the callback")
+
     handle = KINDS[kind](first, 3)
     handle.add_done_callback(note("first"))
     handle.add_done_callback(fail)
+    handle.add_done_callback(leave)
     handle.add_done_callback(note("second"))
     with caplog.at_level(logging.ERROR, "pccl"):
         KINDS[kind](second, 3).result(timeout=PATIENCE)
@@ -197,6 +203,53 @@ def test_closing_ends_handles_and_their_thread(pair, kind):
             assert not thread.is_alive()
     handle.add_done_callback(told.put)
     assert told.get_nowait() is handle
+
+
+# ---- handles that are dropped ----
+
+
+def await_no_live_ops(comms: Iterable[Communicator]) -> None:
+    while any(comm._live_ops for comm in comms):
+        time.sleep(0.001)
+
+
+def test_dropped_collectives_are_awaited_in_the_background(pair):
+    """Else they stay live: no vote can begin, and 1,024 of them are too many."""
+    values = [np.full(3, float(rank)) for rank in range(2)]
+    for comm, value in zip(pair, values, strict=True):
+        for tag in range(2100):
+            comm.barrier_async(tag=tag)
+        comm.broadcast_async(value, root=1)
+    gc.collect()
+    await_no_live_ops(pair)
+    for comm in pair:
+        for tag in range(2100):
+            comm.barrier_async(tag=tag)
+    await_no_live_ops(pair)
+    assert all((value == 1).all() for value in values)
+    on_all(pair, lambda comm, rank: comm.update_topology(timeout=PATIENCE))
+
+
+def test_a_dropped_collective_goes_on_after_a_loss():
+    with team([0, 0, 0]) as comms:
+        comms[0].barrier_async()
+        gc.collect()
+        handle = comms[1].barrier_async()
+        comms[2].close()
+        assert handle.result(timeout=PATIENCE).world_size == 2
+        await_no_live_ops(comms[:2])
+
+
+def test_a_dropped_collective_keeps_no_communicator():
+    with team([0]) as comms:
+        fresh = Communicator(str(comms[0]._endpoint))
+        admit(comms, fresh)
+        fresh.barrier_async()
+        gone = weakref.ref(fresh)
+        del fresh
+        while gone() is not None:
+            time.sleep(0.001)
+            gc.collect()
 
 
 # ---- event loops ----

@@ -26,7 +26,7 @@ class SomeGroup(Group):
 class SomeOp:
     """Ends as it is told."""
 
-    begun = False
+    begun, tag, dropped = False, 0, None
 
     def __init__(self, comm, kind, arguments):
         self.comm, self.asked, self.ends = comm, (kind, arguments), comm.ends
