@@ -37,7 +37,7 @@ INVALID_USAGE: int = _C.pcclInvalidUsage
 
 
 class Deadline:
-    """The end of a wait; `timeout` in seconds, None = no bound."""
+    """The end of a wait; `timeout` in seconds; None, and more than a lock can wait for (292 years), infinity too: no bound."""
 
     __slots__ = ("_end",)
 
@@ -48,7 +48,7 @@ class Deadline:
             raise TypeError(f"timeout must be None or a number of seconds, not {timeout!r}") from None
         if not fits:
             raise ValueError(f"timeout must be None or a non-negative number of seconds, not {timeout!r}")
-        self._end = None if timeout is None else time.monotonic() + timeout
+        self._end = None if timeout is None or timeout > threading.TIMEOUT_MAX else time.monotonic() + timeout
 
     def remaining(self) -> float | None:
         """Seconds left, at least 0; None = no bound."""

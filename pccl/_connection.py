@@ -9,7 +9,7 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from pccl import _log
 from pccl._address import (
@@ -253,6 +253,9 @@ class Connection(Membership):
         with contextlib.suppress(Exception):
             self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Communicator cannot be copied or pickled; make one in each process")
+
     def __repr__(self) -> str:
         return f"<Communicator {','.join(map(str, self._endpoints))} group {self._peer_group}: {self._state()}>"
 
@@ -400,9 +403,9 @@ class Connection(Membership):
         try:
             ticket = self._finish("pcclConnect", "pccl_begin_connect", deadline=deadline)
         except PCCLTimeoutError as error:
-            waits = self._unfinished["pcclConnect"].waits_for()
+            open_one = self._unfinished.get("pcclConnect")  # None: another thread has just closed the communicator
             text = "not admitted yet: newcomers wait until all members call update_topology, and spares until a member is gone; "
-            error.detail = f"{waits or text}connect again to wait on"
+            error.detail = f"{(open_one and open_one.waits_for()) or text}connect again to wait on"
             raise
         except PCCLError as error:
             if error.result in (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED, Result.INTERNAL_ERROR):

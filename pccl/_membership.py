@@ -208,7 +208,12 @@ class Membership:
         return Group(self._handle, members)
 
     def posted(self, tag: int, member: UUID) -> bool:
-        """Whether that member has launched an op of this tag that was not launched here: for a receive from any source."""
+        """Whether that member has launched an op of this tag that was not launched here: for a receive from any source.
+
+        TypeError, ValueError: a tag or a member that cannot be.
+        """
+        tag = whole_number("tag", tag, 64)
+        require_kind("member", member, UUID)
         uuid = _ffi.new("pcclRankUuid_t *", (list(member.bytes),))
         out = _ffi.new("bool *")
         call(self._handle, "pccl_ext_posted", tag, uuid, out)

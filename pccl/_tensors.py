@@ -192,7 +192,7 @@ def require(condition: bool, text: str) -> None:
 def require_kind(name: str, value: object, kind: type) -> None:
     """Raises TypeError unless the argument called `name` is a `kind`."""
     if not isinstance(value, kind):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
         raise TypeError(f"{name} must be {article} {kind.__name__}, not {type(value).__name__}")
 
 

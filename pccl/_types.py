@@ -111,6 +111,7 @@ class ReduceDescriptor:
     """A reduce by `op` of `count` elements, named by its `tag`: any 64-bit number.
 
     `operand_descriptor` and `quantization_options`: what the elements are, and how they travel.
+    TypeError, ValueError: an argument is of another kind, or out of range.
     """
 
     count: int
@@ -120,6 +121,8 @@ class ReduceDescriptor:
     quantization_options: QuantizationOptions
 
     def __post_init__(self) -> None:
+        self.count = whole_number("count", self.count, 63)
+        self.tag = whole_number("tag", self.tag, 64)
         self.op = ReduceOp.of(self.op)
         require_kind("operand_descriptor", self.operand_descriptor, ReduceOperandDescriptor)
         require_kind("quantization_options", self.quantization_options, QuantizationOptions)
@@ -209,7 +212,7 @@ class TensorInfo:
     """One named entry of a shared state: `numel` elements of `dtype` at `data_ptr`, in memory of `device_type`.
 
     `name` tells it from others. With `allow_content_inequality` it is neither compared nor sent.
-    TypeError, ValueError: a name or address that cannot be. Made from a tensor, it keeps the tensor alive.
+    TypeError, ValueError: an argument that cannot be. Made from a tensor, it keeps the tensor alive.
     """
 
     name: str
@@ -226,6 +229,9 @@ class TensorInfo:
 
     def __post_init__(self) -> None:
         _check_name(self.name)
+        self.numel = whole_number("numel", self.numel, 63)
+        require_kind("dtype", self.dtype, DataType)
+        require_kind("device_type", self.device_type, DeviceType)
         if self.data_ptr == 0:
             raise ValueError(f"tensor {self.name!r} has no memory: its data pointer is 0")
 

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import math
 import os
 import signal
 import threading
@@ -58,6 +59,9 @@ def test_deadline():
     assert Deadline(0).slice_ms() == 0
     assert 1 <= Deadline(0.05).slice_ms() <= 51
     assert Deadline(60).slice_ms() == 100
+    for longest in (math.inf, 1e300, np.float32(np.inf), threading.TIMEOUT_MAX * 1.01):
+        assert Deadline(longest).remaining() is None
+    assert threading.Lock().acquire(timeout=Deadline(threading.TIMEOUT_MAX).remaining())
     for bad in (-1, float("nan")):
         with pytest.raises(ValueError, match="timeout"):
             Deadline(bad)

@@ -111,6 +111,37 @@ def test_descriptors_keep_arrays_alive():
     assert watch() is None
 
 
+@pytest.mark.parametrize(
+    ("number", "value", "error"),
+    [
+        ("count", -1, ValueError),
+        ("count", 1 << 63, ValueError),
+        ("count", 1.5, TypeError),
+        ("tag", -1, ValueError),
+        ("tag", "1", TypeError),
+    ],
+)
+def test_numbers_of_a_reduce_that_cannot_be(number, value, error):
+    numbers = {"count": 1, "tag": 1, number: value}
+    with pytest.raises(error, match=f"^{number} must be"):
+        ReduceDescriptor(
+            op=ReduceOp.SUM,
+            operand_descriptor=ReduceOperandDescriptor(DataType.FLOAT),
+            quantization_options=QuantizationOptions(),
+            **numbers,
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [("numel", -1, ValueError), ("numel", 0.5, TypeError), ("dtype", "float", TypeError), ("device_type", "cpu", TypeError)],
+)
+def test_a_tensor_info_that_cannot_be(name, value, error):
+    arguments = {"numel": 2, "dtype": DataType.INT64, "device_type": DeviceType.CPU, name: value}
+    with pytest.raises(error, match=f"^{name} must be"):
+        TensorInfo("w", 64, allow_content_inequality=True, **arguments)
+
+
 def test_tensor_info():
     made = TensorInfo("w", 64, numel=2, dtype=DataType.INT64, device_type=DeviceType.CUDA, allow_content_inequality=True)
     assert (made.name, made.data_ptr, made.numel, made.dtype) == ("w", 64, 2, DataType.INT64)
