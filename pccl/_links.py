@@ -9,7 +9,7 @@ from uuid import UUID
 from pccl._calls import NativeHandle, call
 from pccl._exports import publish
 from pccl._loader import _C, _ffi
-from pccl._names import rank_label, text_of
+from pccl._names import rank_label, read_struct, uuid_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,28 +93,12 @@ def _path(c: Any) -> tuple[str, str, int]:
 
 
 def _link(c: Any) -> Link:
-    return Link(
-        uuid=UUID(bytes=bytes(_ffi.buffer(c.uuid.data))),
-        name=text_of(c.name),
-        address=_ffi.string(c.address).decode(),
-        rank=c.rank,
-        connected=c.connected,
-        by_memory=c.by_memory,
-        far=c.far,
-        lanes=c.lanes,
-        lanes_in_use=c.in_use,
-        congestion_control=_ffi.string(c.congestion).decode(),
-        shortest_round_trip_seconds=c.shortest_s,
-        round_trip_seconds=c.round_trip_s,
-        bytes_per_second=c.bytes_per_s,
+    return read_struct(
+        Link,
+        c,
+        uuid=uuid_in(c.uuid),
         acked_bytes=int(c.acked_bytes),
         retransmitted_share=min(c.retransmits / c.segments, 1.0) if c.segments else 0.0,
-        busy_seconds=c.busy_s,
-        window_limited_seconds=c.window_s,
-        buffer_limited_seconds=c.buffer_s,
-        limit_bytes_per_second=c.limit_bytes_per_s,
-        reason=_ffi.string(c.reason).decode(),
-        relayed=c.relayed,
         paths=tuple(_path(c.paths[i]) for i in range(c.path_count)),
     )
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
 from uuid import UUID
 
 from pccl._calls import NativeHandle, call
 from pccl._errors import ArgumentError, PCCLError
 from pccl._loader import _ffi
+
+Record = TypeVar("Record")
 
 NAME_BYTES = 64
 """A name and the zero behind it."""
@@ -41,6 +45,20 @@ def text_of(chars: object) -> str:
     """Returns a text of C with names in it, which may be cut inside a character."""
     text: bytes = _ffi.string(chars)
     return text.decode("utf-8", "replace")
+
+
+def uuid_in(c_uuid: Any) -> UUID:
+    """Returns a `pcclRankUuid_t` as a UUID."""
+    return UUID(bytes=bytes(_ffi.buffer(c_uuid.data)))
+
+
+def read_struct(kind: type[Record], c: Any, **known: Any) -> Record:
+    """Makes a dataclass of a C struct: fields that are not in `known` are called alike there, but `_s` for `_seconds`."""
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name not in known:
+            value = getattr(c, field.name.replace("_seconds", "_s"))
+            known[field.name] = value if isinstance(value, int | float) else text_of(value)
+    return kind(**known)
 
 
 def short(uuid: UUID) -> str:

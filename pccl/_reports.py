@@ -152,18 +152,12 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """The same in what `json` writes: ids as text, kinds in lower case."""
-        return {
-            "findings": [_plain(finding) for finding in self.findings],
-            "members": [_plain(member) for member in self.members],
-            "edges": [_plain(edge) for edge in self.edges],
-            "heartbeat_limit_seconds": self.heartbeat_limit_seconds,
-            "counts_only": self.counts_only,
-            "peer_count": self.peer_count,
-            "epoch": self.epoch,
-            "generation": self.generation,
-            "votes": self.votes,
-            "joiners": [{**_plain(joiner), "eta_seconds": joiner.eta_seconds} for joiner in self.joiners],
+        whole = {
+            name: [_plain(one) for one in value] if isinstance(value, tuple) else value for name, value in vars(self).items()
         }
+        for joiner, told in zip(self.joiners, whole["joiners"], strict=True):
+            told["eta_seconds"] = joiner.eta_seconds
+        return whole
 
     def __str__(self) -> str:
         if self.counts_only:

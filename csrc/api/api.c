@@ -45,18 +45,16 @@ pcclResult_t api_initialized(void) {
     return detail_fail(pcclNotInitialized, "call pcclInit first");
 }
 
-bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out) {
-    memset(out, 0, sizeof *out);
-    out->port = in->port;
-    if (in->inet.protocol == inetIPv4) {
-        out->family = 4;
-        memcpy(out->bytes, in->inet.ipv4.data, 4);
-        return true;
-    }
-    out->family = 6;
-    memcpy(out->bytes, in->inet.ipv6.data, 16);
+pcclResult_t api_take_address(const ccoip_socket_address_t *in, const char *name, struct wire_address *out) {
+    if (in == NULL) return api_null(name);
+    if (in->inet.protocol != inetIPv4 && in->inet.protocol != inetIPv6)
+        return detail_fail(pcclInvalidArgument, "%s: protocol %d is neither IPv4 nor IPv6", name,
+                           (int)in->inet.protocol);
+    bool is_ipv4 = in->inet.protocol == inetIPv4;
+    *out = (struct wire_address){.family = is_ipv4 ? 4 : 6, .port = in->port};
+    memcpy(out->bytes, is_ipv4 ? in->inet.ipv4.data : in->inet.ipv6.data, is_ipv4 ? 4 : 16);
     *out = socket_address_unmapped(*out);
-    return in->inet.protocol == inetIPv6;
+    return pcclSuccess;
 }
 
 pcclResult_t api_take_addresses(const ccoip_socket_address_t *addresses, size_t count,
@@ -64,9 +62,7 @@ pcclResult_t api_take_addresses(const ccoip_socket_address_t *addresses, size_t 
     REQUIRE_NOT_NULL(addresses);
     if (count < 1 || count > WIRE_MAX_MASTERS)
         return detail_fail(pcclInvalidArgument, "%zu masters are given: 1 to %d can be", count, WIRE_MAX_MASTERS);
-    for (size_t i = 0; i < count; i++)
-        if (!api_take_address(&addresses[i], &out[i]))
-            return detail_fail(pcclInvalidArgument, "the address of master %zu is neither IPv4 nor IPv6", i);
+    for (size_t i = 0; i < count; i++) RETURN_IF_FAILED(api_take_address(&addresses[i], "addresses", &out[i]));
     return pcclSuccess;
 }
 

@@ -42,8 +42,9 @@ enum {
     API_SHORT_MOST_S = 86400,
 };
 
-// False: of no known protocol. IPv4-mapped IPv6 addresses become IPv4.
-bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out);
+// Takes an address, which texts call `name`. IPv4-mapped IPv6 addresses become IPv4. pcclInvalidArgument: there is
+// none, or it is of no known protocol.
+pcclResult_t api_take_address(const ccoip_socket_address_t *in, const char *name, struct wire_address *out);
 // Takes a list of masters.
 pcclResult_t api_take_addresses(const ccoip_socket_address_t *addresses, size_t count,
                                 struct wire_address out[WIRE_MAX_MASTERS]);

@@ -382,21 +382,12 @@ static struct call_parts *parts_of(const pcclCollective_t *what) {
 
 // ---- what members agree on ----
 static uint64_t agreed_count(const pcclCollective_t *what) {
-    const size_t *counts = counts_of(what);
-    uint32_t members = what->group->subgroup->count;
     uint64_t total = 0;
-    switch ((int)what->kind) {
-    case PLAN_BARRIER:
-    case PLAN_ALL_TO_ALL_V: return 0;
-    case PLAN_ALL_TO_ALL: return what->count * members;
-    case PLAN_ALL_GATHER:
-    case PLAN_GATHER:
-    case PLAN_SCATTER:
-    case PLAN_REDUCE_SCATTER:
-        for (uint32_t rank = 0; rank < members; rank++) total += part_count(what, counts, rank);
-        return total;
-    default: return what->count;
-    }
+    if (what->kind == pcclCollectiveBarrier || what->kind == pcclCollectiveAllToAllV) return 0;
+    if (!plan_collective((uint8_t)what->kind)->divided || what->kind == pcclCollectiveSend) return what->count;
+    for (uint32_t rank = 0; rank < what->group->subgroup->count; rank++)
+        total += part_count(what, counts_of(what), rank);
+    return total;
 }
 
 static uint64_t mixed(uint64_t hash, uint64_t number) { return (hash ^ number) * 0x9e3779b97f4a7c15; }
@@ -415,8 +406,6 @@ static uint32_t layout_of(const pcclCollective_t *what) {
 // ---- buffers ----
 static pcclResult_t check_buffers(const pcclCollective_t *what, uint64_t in, uint64_t out) {
     size_t element = dtype_size((int)what->datatype);
-    if (in > (uint64_t)PTRDIFF_MAX / element || out > (uint64_t)PTRDIFF_MAX / element)
-        return detail_fail(pcclInvalidArgument, "the tensors have more elements than memory can hold");
     if (in > 0 && what->sendbuf == NULL)
         return detail_fail(pcclInvalidArgument, "sendbuf is NULL, and %llu elements are sent", (unsigned long long)in);
     if (out > 0 && what->recvbuf == NULL)
@@ -485,7 +474,7 @@ pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcc
         return detail_fail(pcclInvalidArgument, "collective->size is %zu; set it to sizeof(pcclCollective_t)",
                            collective->size);
     memcpy(&what, collective, collective->size < sizeof what ? collective->size : sizeof what);
-    REQUIRE_NOT_NULL(what.group);
+    if (what.group == NULL) return api_null("collective->group");
     RETURN_IF_FAILED(communicator_usable(comm->communicator));
     RETURN_IF_FAILED(check_enumerators(&what));
     RETURN_IF_FAILED(check_members(&what, comm));

@@ -92,11 +92,9 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
     struct wire_address master;
     struct wire_run named;
     struct transport_context *transport;
-    REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
     RETURN_IF_FAILED(api_take_run(run, &named));
-    if (!api_take_address(address, &master))
-        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
+    RETURN_IF_FAILED(api_take_address(address, "address", &master));
     RETURN_IF_FAILED(api_observer(keys, insecure, &master, &named, &transport));
     RETURN_IF_FAILED(status_query_new(transport, limit_ms, out));
     (*out)->masters[0] = master;
@@ -298,21 +296,21 @@ static void take_link(const struct link_report *from, struct pccl_link *out) {
         .relayed = from->relayed,
         .path_count = from->path_count,
         .lanes = from->lanes,
-        .in_use = from->in_use,
-        .shortest_s = seconds(sums->round_trip_us),
+        .lanes_in_use = from->in_use,
+        .shortest_round_trip_s = seconds(sums->round_trip_us),
         .round_trip_s = seconds(from->smoothed_us),
-        .bytes_per_s = from->bytes_per_s,
+        .bytes_per_second = from->bytes_per_s,
         .acked_bytes = (double)sums->acked,
         .segments = sums->segments,
         .retransmits = sums->retransmits,
         .busy_s = seconds(sums->busy_us),
-        .window_s = seconds(sums->window_us),
-        .buffer_s = seconds(sums->buffer_us),
-        .limit_bytes_per_s = from->limit_bytes_per_s,
+        .window_limited_s = seconds(sums->window_us),
+        .buffer_limited_s = seconds(sums->buffer_us),
+        .limit_bytes_per_second = from->limit_bytes_per_s,
     };
     memcpy(out->uuid.data, from->member.id.bytes, sizeof out->uuid.data);
     memcpy(out->name, from->member.name.chars, sizeof out->name);
-    memcpy(out->congestion, from->congestion, sizeof out->congestion);
+    memcpy(out->congestion_control, from->congestion, sizeof out->congestion_control);
     for (uint32_t i = 0; i < from->path_count; i++) {
         struct pccl_link_path *path = &out->paths[i];
         socket_address_format(path->local, sizeof path->local, &from->paths[i].local);

@@ -47,13 +47,11 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
                                      bool insecure, uint32_t limit_ms, bool *out, bool *completed, uint64_t *ended_ms) {
     struct wire_address master;
     struct wire_run named;
-    REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
     REQUIRE_NOT_NULL(completed);
     REQUIRE_NOT_NULL(ended_ms);
     RETURN_IF_FAILED(api_take_run(run, &named));
-    if (!api_take_address(address, &master))
-        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
+    RETURN_IF_FAILED(api_take_address(address, "address", &master));
     struct wire_status_is status;
     struct transport_context *transport;
     RETURN_IF_FAILED(api_observer(keys, insecure, &master, &named, &transport));
@@ -76,12 +74,10 @@ struct request {
 
 static pcclResult_t begin_request(const ccoip_socket_address_t *address, const char *run, const char *keys,
                                   const uint8_t *member, struct request *out) {
-    REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(member);
     memcpy(out->member.bytes, member, sizeof out->member.bytes);
     RETURN_IF_FAILED(api_take_run(run, &out->run));
-    if (!api_take_address(address, &out->master))
-        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
+    RETURN_IF_FAILED(api_take_address(address, "address", &out->master));
     return api_operator(keys, &out->transport);
 }
 
@@ -136,10 +132,9 @@ pcclResult_t pccl_ext_comm_tell_stacks(const pcclComm_t *comm, const char *text,
 pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const char *keys, bool insecure,
                                   uint32_t limit_ms, char *out, size_t capacity) {
     struct wire_address master;
-    REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
-    if (capacity == 0 || !api_take_address(address, &master))
-        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6, or there is no room");
+    if (capacity == 0) return detail_fail(pcclInvalidArgument, "there is no room for the names");
+    RETURN_IF_FAILED(api_take_address(address, "address", &master));
     struct wire_runs_are told = {0};
     struct transport_context *transport;
     RETURN_IF_FAILED(api_observer(keys, insecure, &master, NULL, &transport));
@@ -153,40 +148,47 @@ pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const c
     return pcclSuccess;
 }
 
-static pcclResult_t set(const pcclComm_t *comm, enum communicator_setting setting,
-                        const struct communicator_params *params, const char *what) {
-    if (communicator_set(comm->communicator, setting, params)) return pcclSuccess;
-    return detail_fail(pcclInvalidUsage, "%s before connect", what);
+// The result of a setting; `what`: how texts call it.
+static pcclResult_t was_set(bool in_time, const char *what) {
+    return in_time ? pcclSuccess : detail_fail(pcclInvalidUsage, "%s before connect", what);
 }
 
+// Sets a field of the parameters to a variable of its type.
+#define SET(comm, field, value, what) \
+    was_set(communicator_set((comm)->communicator, offsetof(struct communicator_params, field), \
+                             1 ? &(value) : &((struct communicator_params *)NULL)->field, sizeof(value)), \
+            what)
+
 pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count) {
-    struct communicator_params params = {.master_count = (uint32_t)count};
+    struct wire_address masters[WIRE_MAX_MASTERS] = {{0}};
+    uint32_t master_count = (uint32_t)count;
     REQUIRE_COMM(comm);
-    RETURN_IF_FAILED(api_take_addresses(addresses, count, params.masters));
-    return set(comm, COMMUNICATOR_SET_MASTERS, &params, "the masters are set");
+    RETURN_IF_FAILED(api_take_addresses(addresses, count, masters));
+    RETURN_IF_FAILED(SET(comm, masters, masters, "the masters are set"));
+    return SET(comm, master_count, master_count, "the masters are set");
 }
 
 pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path) {
     REQUIRE_COMM(comm);
-    struct communicator_params params = {0};
-    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_PEER, &params.transport.keys));
-    pcclResult_t code = set(comm, COMMUNICATOR_SET_KEYS, &params, "the keys are set");
-    keys_release(params.transport.keys);
+    struct keys *keys;
+    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_PEER, &keys));
+    pcclResult_t code = was_set(communicator_set_keys(comm->communicator, keys), "the keys are set");
+    keys_release(keys);
     if (code == pcclSuccess) atomic_store(&comm->has_keys, true);
     return code;
 }
 
 pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure) {
     REQUIRE_COMM(comm);
-    struct communicator_params params = {.transport.insecure = api_insecure(insecure)};
-    return set(comm, COMMUNICATOR_SET_INSECURE, &params, "plain connections are allowed");
+    insecure = api_insecure(insecure);
+    return SET(comm, transport.insecure, insecure, "plain connections are allowed");
 }
 
 pcclResult_t pccl_ext_comm_set_events(pcclComm_t *comm, const char *path) {
-    struct communicator_params params = {0};
+    char events[RECORDER_PATH_BYTES] = "";
     REQUIRE_COMM(comm);
-    RETURN_IF_FAILED(api_take_events(path, params.events));
-    return set(comm, COMMUNICATOR_SET_EVENTS, &params, "the file of events is set");
+    RETURN_IF_FAILED(api_take_events(path, events));
+    return SET(comm, events, events, "the file of events is set");
 }
 
 pcclResult_t pccl_ext_comm_events(const pcclComm_t *comm, char *out, size_t capacity) {
@@ -224,25 +226,23 @@ pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
     REQUIRE_COMM(comm);
     if (limit_ms > API_RECOVERY_MOST_MS)
         return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
-    struct communicator_params params = {.recovery_limit_ms = limit_ms};
-    return set(comm, COMMUNICATOR_SET_RECOVERY, &params, "the limit is set");
+    return SET(comm, recovery_limit_ms, limit_ms, "the limit is set");
 }
 
 pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only) {
     REQUIRE_COMM(comm);
-    struct communicator_params params = {.join_only = join_only};
-    return set(comm, COMMUNICATOR_SET_JOIN_ONLY, &params, "whether a peer may begin a run is set");
+    return SET(comm, join_only, join_only, "whether a peer may begin a run is set");
 }
 
 pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t most, uint32_t wait_ms) {
     REQUIRE_COMM(comm);
-    struct communicator_params params = {.limits = communicator_limits(comm->communicator)};
-    if (least == UINT32_MAX) least = params.limits.least;
-    if (most == UINT32_MAX) most = params.limits.most;
-    if (wait_ms == UINT32_MAX) wait_ms = params.limits.wait_ms;
+    struct wire_limits limits = communicator_limits(comm->communicator);
+    if (least == UINT32_MAX) least = limits.least;
+    if (most == UINT32_MAX) most = limits.most;
+    if (wait_ms == UINT32_MAX) wait_ms = limits.wait_ms;
     RETURN_IF_FAILED(api_check_limits(least, most));
-    params.limits = (struct wire_limits){(uint16_t)least, (uint16_t)most, wait_ms};
-    return set(comm, COMMUNICATOR_SET_LIMITS, &params, "the numbers of members are set");
+    limits = (struct wire_limits){(uint16_t)least, (uint16_t)most, wait_ms};
+    return SET(comm, limits, limits, "the numbers of members are set");
 }
 
 pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *shared_state, const bool *read_only,
@@ -255,7 +255,7 @@ pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *
 }
 
 pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {
-    struct communicator_params params = {0};
+    struct wire_name clean = {{0}};
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(name);
     size_t length = strnlen(name, WIRE_MAX_NAME + 1);
@@ -263,25 +263,25 @@ pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {
         return detail_fail(pcclInvalidArgument,
                            "the name of a peer must have 1 to %d bytes of printable UTF-8, and no space at an end",
                            WIRE_MAX_NAME);
-    memcpy(params.name.chars, name, length);
-    return set(comm, COMMUNICATOR_SET_NAME, &params, "the name of a peer is set");
+    memcpy(clean.chars, name, length);
+    return SET(comm, name, clean, "the name of a peer is set");
 }
 
 pcclResult_t pccl_ext_comm_set_interface(pcclComm_t *comm, const char *interfaces) {
-    struct communicator_params params = {0};
+    struct cards cards = {0};
     char why[CARDS_WHY_BYTES];
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(interfaces);
-    if (!cards_read(&params.cards, interfaces, getenv("PCCL_ADDRESS"), why))
+    if (!cards_read(&cards, interfaces, getenv("PCCL_ADDRESS"), why))
         return detail_fail(pcclInvalidArgument, "%s", why);
-    return set(comm, COMMUNICATOR_SET_INTERFACE, &params, "the network cards are set");
+    return SET(comm, cards, cards, "the network cards are set");
 }
 
 pcclResult_t pccl_ext_comm_set_run(pcclComm_t *comm, const char *run) {
-    struct communicator_params params = {0};
+    struct wire_run named;
     REQUIRE_COMM(comm);
-    RETURN_IF_FAILED(api_take_run(run, &params.run));
-    return set(comm, COMMUNICATOR_SET_RUN, &params, "the run is set");
+    RETURN_IF_FAILED(api_take_run(run, &named));
+    return SET(comm, run, named, "the run is set");
 }
 
 pcclResult_t pccl_ext_comm_leave(pcclComm_t *comm, uint32_t within_ms, bool at_update) {

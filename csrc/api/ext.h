@@ -338,19 +338,19 @@ struct pccl_link {
     bool relayed;     // through a relay, whose address `paths` have
     uint32_t path_count;
     struct pccl_link_path paths[16];
-    uint32_t lanes;      // made beside the direct connection
-    uint32_t in_use;     // of these, those that carry large tensors; with `by_memory` none
-    char congestion[16]; // control of congestion; "": unknown
-    double shortest_s;   // the shortest round trip of late; 0: unknown
-    double round_trip_s; // the round trip now, the mean of the connections in use; likewise
-    double bytes_per_s;  // sent and acknowledged in the last second of ops
+    uint32_t lanes;               // made beside the direct connection
+    uint32_t lanes_in_use;        // of these, those that carry large tensors; with `by_memory` none
+    char congestion_control[16];  // "": unknown
+    double shortest_round_trip_s; // the shortest round trip of late; 0: unknown
+    double round_trip_s;          // the round trip now, the mean of the connections in use; likewise
+    double bytes_per_second;      // sent and acknowledged in the last second of ops
     double acked_bytes;
     double segments, retransmits;
-    double busy_s;            // with bytes to send or under way
-    double window_s;          // of these, while the receive window was full
-    double buffer_s;          // of these, while the send buffer was full
-    double limit_bytes_per_s; // that the lanes together may send at most; 0: as fast as they can
-    char reason[160];         // why so many lanes are in use
+    double busy_s;                 // with bytes to send or under way
+    double window_limited_s;       // of these, while the receive window was full
+    double buffer_limited_s;       // of these, while the send buffer was full
+    double limit_bytes_per_second; // that the lanes together may send at most; 0: as fast as they can
+    char reason[160];              // why so many lanes are in use
 };
 
 struct pccl_links {

@@ -16,9 +16,7 @@
 pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterInstance_t **master_out) {
     REQUIRE_NOT_NULL(master_out);
     struct wire_address address;
-    if (!api_take_address(&listen_address, &address))
-        return detail_fail(pcclInvalidArgument, "listen_address: protocol %d is neither IPv4 nor IPv6",
-                           (int)listen_address.inet.protocol);
+    RETURN_IF_FAILED(api_take_address(&listen_address, "listen_address", &address));
     pcclMasterInstance_t *master = calloc(1, sizeof *master);
     if (master == NULL) return detail_fail(pcclInternalError, "the system refused memory for a master");
     pthread_mutex_init(&master->lock, NULL);

@@ -126,9 +126,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     uint32_t wait_s = environment_number("PCCL_MIN_MEMBERS_TIMEOUT_S", 0, API_SHORT_MOST_S, API_SHORT_DEFAULT_S);
     RETURN_IF_FAILED(api_check_limits(least, most));
     inside.limits = (struct wire_limits){(uint16_t)least, (uint16_t)most, wait_s * 1000};
-    if (!api_take_address(&params->master_address, &inside.masters[0]))
-        return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6",
-                           (int)params->master_address.inet.protocol);
+    RETURN_IF_FAILED(api_take_address(&params->master_address, "master_address", &inside.masters[0]));
     add_masters_of_environment(&inside);
     RETURN_IF_FAILED(default_run(&inside.run));
     char why[CARDS_WHY_BYTES];
@@ -138,8 +136,8 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     if (relay != NULL && snprintf(inside.relay, sizeof inside.relay, "%s", relay) >= (int)sizeof inside.relay)
         return detail_fail(pcclInvalidArgument, "PCCL_RELAY=%.80s... is too long for a host and a port", relay);
     bool for_others = environment_number("PCCL_RELAY_FOR_OTHERS", 0, 1, 1) != 0;
-    inside.cards.reach.relays = (uint8_t)((for_others ? WIRE_RELAYS : WIRE_RELAYS_NOTHING) |
-                                          (inside.relay[0] != 0 ? WIRE_RELAYS_OUTSIDE : WIRE_RELAYS_NOTHING));
+    inside.relays = (uint8_t)((for_others ? WIRE_RELAYS : WIRE_RELAYS_NOTHING) |
+                              (inside.relay[0] != 0 ? WIRE_RELAYS_OUTSIDE : WIRE_RELAYS_NOTHING));
     const char *why_no_relay = inside.relay[0] == 0 ? NULL : socket_address_look_up(inside.relay, NULL);
     if (why_no_relay != NULL) return detail_fail(pcclInvalidArgument, "PCCL_RELAY=%.80s: %s", relay, why_no_relay);
     pthread_once(&segmented_min_once, read_segmented_min);
@@ -279,7 +277,6 @@ pcclResult_t pcclStreamWaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
 }
 
 pcclResult_t pcclCancel(const pcclComm_t *comm, uint64_t tag) {
-    RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
     return ops_cancel(comm->communicator, tag);
 }

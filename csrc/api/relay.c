@@ -18,9 +18,7 @@ pcclResult_t pccl_ext_relay_new(const ccoip_socket_address_t *address, const cha
                                 uint16_t *port_out, struct pccl_ext_relay **out) {
     struct wire_address at;
     struct relay_server_options options = {.links = links};
-    REQUIRE_NOT_NULL(address);
-    if (!api_take_address(address, &at))
-        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
+    RETURN_IF_FAILED(api_take_address(address, "address", &at));
     RETURN_IF_FAILED(api_load_keys(keys == NULL ? "" : keys, TRANSPORT_OBSERVER, &options.keys));
     struct pccl_ext_relay *relay = calloc(1, sizeof *relay);
     if (relay != NULL) relay->server = relay_server_new(&options);

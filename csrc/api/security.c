@@ -108,9 +108,7 @@ pcclResult_t api_check_master(const struct transport_options *options, const str
 
 pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char *keys, bool insecure) {
     struct wire_address master;
-    REQUIRE_NOT_NULL(address);
-    if (!api_take_address(address, &master))
-        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
+    RETURN_IF_FAILED(api_take_address(address, "address", &master));
     struct transport_options options = {.insecure = has_keys(keys) || api_insecure(insecure)};
     return api_check_master(&options, &master);
 }

@@ -34,11 +34,11 @@ static pcclResult_t begun(struct pccl_ticket *ticket, int kind, pcclResult_t cod
 
 // Keys that the program has named stay; else those of the environment are read at each attempt.
 static pcclResult_t take_keys(struct communicator *communicator, const pcclComm_t *comm) {
-    struct communicator_params params = {0};
+    struct keys *keys;
     if (atomic_load(&comm->has_keys)) return pcclSuccess;
-    RETURN_IF_FAILED(api_load_keys(NULL, TRANSPORT_PEER, &params.transport.keys));
-    communicator_set(communicator, COMMUNICATOR_SET_KEYS, &params); // unless it is connecting, with those that it has
-    keys_release(params.transport.keys);
+    RETURN_IF_FAILED(api_load_keys(NULL, TRANSPORT_PEER, &keys));
+    communicator_set_keys(communicator, keys); // unless it is connecting, with those that it has
+    keys_release(keys);
     return pcclSuccess;
 }
 

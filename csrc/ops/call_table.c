@@ -176,8 +176,7 @@ static void compare_unexpected(struct call_table *table, struct op *op) {
 // ---- verdicts of a mismatch on calls that were not made here yet, in the order in which the others ended them ----
 struct early_verdict {
     struct early_verdict *next;
-    uint64_t tag, epoch; // of the op's name
-    uint32_t subgroup;
+    struct wire_op_name name;
     uint16_t other;
     uint8_t kind;
     char text[WIRE_MAX_TEXT + 1];
@@ -196,9 +195,7 @@ bool call_table_verdicts_add(struct call_table_verdicts *verdicts, const struct 
     struct early_verdict *verdict = calloc(1, sizeof *verdict), **last = &verdicts->first;
     if (verdict == NULL) return false;
     if (verdicts->count == WIRE_MAX_LIVE_OPS) remove_at(verdicts, &verdicts->first);
-    verdict->tag = what->name.tag;
-    verdict->epoch = what->name.epoch;
-    verdict->subgroup = what->name.subgroup;
+    verdict->name = what->name;
     verdict->other = what->other;
     verdict->kind = what->kind;
     memcpy(verdict->text, text, sizeof verdict->text);
@@ -216,8 +213,9 @@ bool call_table_verdicts_take(struct call_table_verdicts *verdicts, uint64_t tag
                               char text[WIRE_MAX_TEXT + 1], enum call_result *result) {
     for (struct early_verdict **at = &verdicts->first; *at != NULL; at = &(*at)->next) {
         const struct early_verdict *verdict = *at;
-        if (verdict->tag != tag || !call_table_verdict_concerns(subgroup, verdict->subgroup, verdict->other)) continue;
-        if (loss != 0 && loss <= verdict->epoch) continue;
+        const struct wire_op_name *name = &verdict->name;
+        if (name->tag != tag || !call_table_verdict_concerns(subgroup, name->subgroup, verdict->other)) continue;
+        if (loss != 0 && loss <= name->epoch) continue;
         memcpy(text, verdict->text, sizeof verdict->text);
         *result = verdict->kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : CALL_MISMATCH;
         remove_at(verdicts, at);
@@ -229,7 +227,7 @@ bool call_table_verdicts_take(struct call_table_verdicts *verdicts, uint64_t tag
 void call_table_verdicts_voted(struct call_table_verdicts *verdicts, uint64_t group_epoch) {
     verdicts->since = group_epoch;
     for (struct early_verdict **at = &verdicts->first; *at != NULL;)
-        if ((*at)->epoch < group_epoch)
+        if ((*at)->name.epoch < group_epoch)
             remove_at(verdicts, at);
         else
             at = &(*at)->next;
@@ -295,7 +293,7 @@ static void begin(struct call_table *table, struct op *op) {
         call_table_end_lost(table, op);
         return;
     }
-    if (op_counter_is_spent(&table->counters, op->args.tag)) {
+    if (op_counter_last(&table->counters, op->args.tag) == UINT32_MAX) {
         // of the fresh epoch, which was asked for long ago; the others wait at the same op
         call_table_wait_for_links(table, op);
         return;

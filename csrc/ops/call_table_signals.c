@@ -18,8 +18,6 @@
 
 enum { ACK_BYTES = 512 * 1024 }; // results kept by a member for want of our acks, then they are sent
 
-enum unexpected_result { UNEXPECTED_OK, UNEXPECTED_TOO_MANY, UNEXPECTED_NO_MEMORY };
-
 // ---- what comes before its op ----
 uint64_t call_table_unexpected_limit(uint32_t members) {
     uint64_t part = UNEXPECTED_ALL_BYTES / (members - 1);
@@ -31,21 +29,24 @@ static void uncount(const struct unexpected *unexpected) {
     unexpected->from->unexpected_bytes -= unexpected->bytes;
 }
 
-// Adds a copy of `what`, with its block; only if OK the block is the table's.
-static enum unexpected_result unexpected_add(struct unexpected_table *table, const struct unexpected *what,
-                                             uint32_t members) {
+// Adds a copy of `what`, and takes its block. False: there are too many, or memory was refused.
+static bool unexpected_add(struct call_table *table, const struct unexpected *what) {
     struct op_member *from = what->from;
     if (from->unexpected_count >= UNEXPECTED_MAX ||
-        from->unexpected_bytes + what->bytes > call_table_unexpected_limit(members))
-        return UNEXPECTED_TOO_MANY;
-    struct unexpected *unexpected = malloc(sizeof *unexpected), **slot = &table->slots[tag_slot(what->head.op.tag)];
-    if (unexpected == NULL) return UNEXPECTED_NO_MEMORY;
+        from->unexpected_bytes + what->bytes > call_table_unexpected_limit(table->now->ring.count))
+        return false;
+    struct unexpected *unexpected = malloc(sizeof *unexpected),
+                      **slot = &table->unexpected.slots[tag_slot(what->head.op.tag)];
+    if (unexpected == NULL) {
+        table->driver.failed(table->driver.context);
+        return false;
+    }
     *unexpected = *what;
     unexpected->next = *slot;
     *slot = unexpected;
     from->unexpected_count++;
     from->unexpected_bytes += what->bytes;
-    return UNEXPECTED_OK;
+    return true;
 }
 
 // Returns the data that arrived from a member for an op; the caller frees it, and the block's reference. NULL: none.
@@ -215,27 +216,22 @@ bool call_table_signal(struct call_table *table, struct op_member *from, uint16_
     const struct wire_op *what = &head->op;
     if (what->sequence > 1) retained_implied(&table->retained, from, table->now->group_epoch, what, driver);
     struct op *op = call_table_find_running(table, what);
+    bool good = true;
     if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &what->fingerprint)) {
         call_table_report_mismatch(table, op, from, &what->fingerprint);
     } else if (op != NULL && team_place(op->team, from) == SUBGROUP_NOBODY) {
-        if (block != NULL) driver->put(driver->context, block);
-        return false; // it names the same members, and is none of them
-    } else if ((op == NULL && !call_table_is_over(table, what)) || (op != NULL && op->phase == OP_QUEUED)) {
+        good = false; // it names the same members, and is none of them
+    } else if (op == NULL ? !call_table_is_over(table, what) : op->phase == OP_QUEUED) {
         struct unexpected unexpected = {
             .from = from, .type = type, .head = *head, .block = block, .bytes = bytes, .heard_ns = from->heard_ns};
         // Nobody can grant more to a member that has not begun.
-        enum unexpected_result result = type == WIRE_GRANT
-                                            ? UNEXPECTED_OK
-                                            : unexpected_add(&table->unexpected, &unexpected, table->now->ring.count);
-        if (result == UNEXPECTED_OK) return true;
-        if (result == UNEXPECTED_NO_MEMORY) table->driver.failed(table->driver.context);
-        if (block != NULL) driver->put(driver->context, block);
-        return false;
+        good = type == WIRE_GRANT || unexpected_add(table, &unexpected);
+        if (good) return true;
     } else if (op != NULL) {
         return driver->signal(driver->context, op, from, type, head, block);
     }
     if (block != NULL) driver->put(driver->context, block);
-    return true;
+    return good;
 }
 
 struct unexpected *call_table_unexpected(struct call_table *table, const struct op *op, const struct op_member *from,

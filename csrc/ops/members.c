@@ -93,12 +93,6 @@ bool subgroup_names(const struct subgroup *subgroup, const struct wire_id *id) {
     return rank_of(subgroup, id) != SUBGROUP_NOBODY;
 }
 
-bool subgroup_has(const struct subgroup *subgroup, uint32_t rank, const struct epoch *epoch) {
-    for (uint32_t i = 0; i < epoch->ring.count; i++)
-        if (wire_id_equal(&epoch->ring.members[i].id, &subgroup->ids[rank])) return true;
-    return false;
-}
-
 uint32_t subgroup_living(const struct subgroup *subgroup, const struct epoch *epoch) {
     if (subgroup->team != NULL && subgroup->team->epoch == epoch) return subgroup->team->count;
     uint32_t living = 0;

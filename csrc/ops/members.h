@@ -102,7 +102,9 @@ static inline struct subgroup *subgroup_get(struct subgroup *subgroup) {
 void subgroup_put(struct subgroup *subgroup);
 bool subgroup_names(const struct subgroup *subgroup, const struct wire_id *id);
 // Returns true if the member of this rank is in the epoch.
-bool subgroup_has(const struct subgroup *subgroup, uint32_t rank, const struct epoch *epoch);
+static inline bool subgroup_has(const struct subgroup *subgroup, uint32_t rank, const struct epoch *epoch) {
+    return epoch_ring_has(&epoch->ring, &subgroup->ids[rank]);
+}
 // Short mark of a subgroup, for messages without room for the hash. 0: the whole peer group.
 static inline uint16_t subgroup_mark(uint32_t hash) { return (uint16_t)hash; }
 // Returns the number of its members that are in the epoch.

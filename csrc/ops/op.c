@@ -96,10 +96,6 @@ uint32_t op_counter_last(const struct op_counters *counters, uint64_t tag) {
     return counters->slots == 0 ? 0 : slot_of(counters->list, counters->slots, tag)->next;
 }
 
-bool op_counter_is_spent(const struct op_counters *counters, uint64_t tag) {
-    return counters->slots > 0 && slot_of(counters->list, counters->slots, tag)->next == UINT32_MAX;
-}
-
 void op_counters_clear(struct op_counters *counters) {
     free(counters->list);
     *counters = (struct op_counters){0};

@@ -134,10 +134,8 @@ struct op_counters {
 
 // The number of the next op of this tag. False: memory was refused.
 bool op_counter_take(struct op_counters *counters, uint64_t tag, uint32_t *sequence);
-// Returns the number of the last op of this tag; 0: none.
+// Returns the number of the last op of this tag; 0: none; UINT32_MAX: the next one needs another group epoch.
 uint32_t op_counter_last(const struct op_counters *counters, uint64_t tag);
-// Returns whether the next op of this tag needs another group epoch.
-bool op_counter_is_spent(const struct op_counters *counters, uint64_t tag);
 void op_counters_clear(struct op_counters *counters);
 
 // ---- driver ----

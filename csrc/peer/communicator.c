@@ -250,37 +250,21 @@ pcclResult_t communicator_access(struct communicator *c, struct communicator_acc
     return communicator_finish(c, pcclSuccess);
 }
 
-bool communicator_set(struct communicator *c, enum communicator_setting setting,
-                      const struct communicator_params *params) {
-    struct keys *keys = params->transport.keys, *replaced = NULL;
-    struct cards cards = params->cards;
+bool communicator_set(struct communicator *c, size_t offset, const void *value, size_t bytes) {
     communicator_begin(c);
     bool may = c->phase == COMMUNICATOR_IDLE;
-    if (may) {
-        switch (setting) {
-        case COMMUNICATOR_SET_MASTERS:
-            memcpy(c->params.masters, params->masters, sizeof c->params.masters);
-            c->params.master_count = params->master_count;
-            break;
-        case COMMUNICATOR_SET_RECOVERY: c->params.recovery_limit_ms = params->recovery_limit_ms; break;
-        case COMMUNICATOR_SET_JOIN_ONLY: c->params.join_only = params->join_only; break;
-        case COMMUNICATOR_SET_LIMITS: c->params.limits = params->limits; break;
-        case COMMUNICATOR_SET_NAME: c->params.name = params->name; break;
-        case COMMUNICATOR_SET_INTERFACE:
-            cards.reach.relays = c->params.cards.reach.relays;
-            c->params.cards = cards;
-            break;
-        case COMMUNICATOR_SET_RUN: c->params.run = params->run; break;
-        case COMMUNICATOR_SET_KEYS:
-            replaced = c->params.transport.keys;
-            c->params.transport.keys = keys == NULL ? NULL : keys_hold(keys);
-            break;
-        case COMMUNICATOR_SET_EVENTS: memcpy(c->params.events, params->events, sizeof c->params.events); break;
-        case COMMUNICATOR_SET_INSECURE: c->params.transport.insecure = params->transport.insecure; break;
-        }
-    }
+    if (may) memcpy((uint8_t *)&c->params + offset, value, bytes);
     communicator_finish(c, pcclSuccess);
-    keys_release(replaced);
+    return may;
+}
+
+bool communicator_set_keys(struct communicator *c, struct keys *keys) {
+    communicator_begin(c);
+    bool may = c->phase == COMMUNICATOR_IDLE;
+    struct keys *released = may ? c->params.transport.keys : NULL;
+    if (may) c->params.transport.keys = keys == NULL ? NULL : keys_hold(keys);
+    communicator_finish(c, pcclSuccess);
+    keys_release(released);
     return may;
 }
 

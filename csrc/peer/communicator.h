@@ -36,25 +36,12 @@ struct communicator_params {
     bool join_only;       // refused where no run goes on
     struct wire_limits limits;
     struct wire_name name;
-    struct cards cards;
+    struct cards cards;                   // `relays` is set when it connects
+    uint8_t relays;                       // enum wire_relays
     char relay[COMMUNICATOR_RELAY_BYTES]; // host and port; "": none
     struct wire_run run;                  // of the masters', the one to be in; empty: the one without a name
     struct transport_options transport;   // its keys are held
     char events[RECORDER_PATH_BYTES];     // file of the flight recorder, as PCCL_EVENTS; "": that of the environment
-};
-
-// Settings of the next connect.
-enum communicator_setting {
-    COMMUNICATOR_SET_MASTERS, // and how many
-    COMMUNICATOR_SET_RECOVERY,
-    COMMUNICATOR_SET_JOIN_ONLY,
-    COMMUNICATOR_SET_LIMITS,
-    COMMUNICATOR_SET_NAME,      // which is clean
-    COMMUNICATOR_SET_INTERFACE, // of `cards`, all but whether it relays
-    COMMUNICATOR_SET_RUN,       // likewise
-    COMMUNICATOR_SET_KEYS,      // of `transport`; it holds them; NULL: connections are plain
-    COMMUNICATOR_SET_INSECURE,  // of `transport`
-    COMMUNICATOR_SET_EVENTS,
 };
 
 // ---- its life ----
@@ -70,9 +57,10 @@ void connect_stop(struct communicator *c);
 void connect_free(struct communicator *c);
 
 // ---- what programs ask ----
-// Takes one of the parameters for the next connect. False: the communicator is connecting, or was connected.
-bool communicator_set(struct communicator *c, enum communicator_setting setting,
-                      const struct communicator_params *params);
+// Sets `bytes` of the parameters at `offset`, for the next connect. False: it is connecting, or was connected.
+bool communicator_set(struct communicator *c, size_t offset, const void *value, size_t bytes);
+// The same for the keys of `transport`, which it holds. NULL: connections are plain.
+bool communicator_set_keys(struct communicator *c, struct keys *keys);
 struct wire_limits communicator_limits(struct communicator *c);
 // Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
 pcclResult_t communicator_usable(struct communicator *c);

@@ -116,6 +116,7 @@ static pcclResult_t check_masters(const struct communicator *c) {
 static pcclResult_t take_run(struct communicator *c) {
     const struct keys *keys = c->params.transport.keys;
     c->run = c->params.run;
+    c->params.cards.reach.relays = c->params.relays;
     if (keys == NULL || keys_take_run(keys, &c->run)) return pcclSuccess;
     return detail_fail(pcclInvalidArgument, KEYS_WRONG_RUN, keys_run(keys)->chars, c->run.chars);
 }

@@ -82,7 +82,3 @@ bool decision_vote_take_differs(struct pending_vote *b, const uint8_t *body, siz
     b->differs_told = b->kind == WIRE_VOTE_SYNC;
     return true;
 }
-
-bool decision_vote_is_at_fault(const struct wire_header *header, const struct wire_text *text) {
-    return header->type == WIRE_EXPELLED && wire_text_begins(text, WIRE_SYNC_RULE);
-}

@@ -110,7 +110,5 @@ void decision_vote_renew(struct pending_vote *b, enum member_tensors tensors, co
                          const struct wire_id *self);
 // SYNC_DIFFERS. False: malformed.
 bool decision_vote_take_differs(struct pending_vote *b, const uint8_t *body, size_t length);
-// Whether a peer was expelled by the round of shared state that is under way, and not for something else in the middle.
-bool decision_vote_is_at_fault(const struct wire_header *header, const struct wire_text *text);
 
 #endif

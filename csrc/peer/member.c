@@ -250,8 +250,9 @@ static void take_end(struct member *m, const struct wire_header *header, const s
                  (header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED);
     pcclResult_t code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
     if (m->phase == MEMBER_JOINING && wire_text_begins(text, WIRE_FOREIGN)) code = pcclInvalidUsage;
-    if (m->vote.kind == WIRE_VOTE_SYNC)
-        code = decision_vote_is_at_fault(header, text) ? pcclInvalidUsage : pcclMasterConnectionFailed;
+    // By the round of shared state that is under way, or for something else in the middle.
+    bool at_fault = header->type == WIRE_EXPELLED && wire_text_begins(text, WIRE_SYNC_RULE);
+    if (m->vote.kind == WIRE_VOTE_SYNC) code = at_fault ? pcclInvalidUsage : pcclMasterConnectionFailed;
     die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);
 }
 

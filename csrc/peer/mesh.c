@@ -149,9 +149,8 @@ static bool enter(struct mesh *mesh, enum mesh_membership membership, const stru
 // Whoever of the ring before is not in the one now is gone for good, also from a candidate.
 static void forget_lost(struct mesh *mesh, const struct epoch_ring *before, const struct epoch_ring *now) {
     for (uint32_t old = 0; old < before->count; old++) {
-        uint32_t i = 0;
-        while (i < now->count && !wire_id_equal(&now->members[i].id, &before->members[old].id)) i++;
-        struct mesh_peer *n = i < now->count ? NULL : find(mesh, &before->members[old].id);
+        const struct wire_id *id = &before->members[old].id;
+        struct mesh_peer *n = epoch_ring_has(now, id) ? NULL : find(mesh, id);
         if (n != NULL) n->in[MESH_CANDIDATE] = false;
     }
 }

@@ -190,7 +190,8 @@ static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct c
         return communicator_dead(c, outcome->retry ? pcclMasterConnectionFailed : pcclRankConnectionLost);
     case CALL_UNKNOWN:
         RETURN_IF_FAILED(communicator_check_usable(c));
-        return detail_fail(pcclInvalidArgument, "no operation with tag %llu is in flight", (unsigned long long)tag);
+        return detail_fail(pcclInvalidArgument, "no operation with tag %llu is in flight, or another thread awaits it",
+                           (unsigned long long)tag);
     default: return detail_fail(pcclInternalError, "the system refused memory for the operation");
     }
 }

@@ -50,16 +50,10 @@ static struct wire_link_hello hello_to(const struct wireup *w, enum wire_link_ki
     return hello;
 }
 
-static void dial(struct wireup *w, enum wire_link_kind kind, const struct wire_id *to, uint32_t index,
-                 const struct wire_reach *reach, uint32_t duration_ms, int64_t deadline) {
-    struct connection first = {.duration_ms = duration_ms, .reach = *reach, .last_deadline = deadline};
-    first.hello = hello_to(w, kind, to, index);
-    dial_next(w, &first);
-}
-
 void wireup_dial(struct wireup *w, enum wire_link_kind kind, const struct wire_id *to, uint32_t index,
                  const struct wire_reach *reach, int64_t deadline) {
-    dial(w, kind, to, index, reach, 0, deadline);
+    dial_next(w,
+              &(struct connection){.hello = hello_to(w, kind, to, index), .reach = *reach, .last_deadline = deadline});
 }
 
 static void dial_relay(struct wireup *w, const struct connection *from, bool waits, int64_t deadline) {
@@ -107,7 +101,10 @@ void wireup_relay_again(struct wireup *w, struct connection *c) {
 void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,
                   int64_t deadline) {
     uint32_t most = WIREUP_PROBE_MS / 2;
-    dial(w, WIRE_LINK_PROBE, to, 0, reach, duration_ms < most ? duration_ms : most, deadline);
+    dial_next(w, &(struct connection){.hello = hello_to(w, WIRE_LINK_PROBE, to, 0),
+                                      .reach = *reach,
+                                      .duration_ms = duration_ms < most ? duration_ms : most,
+                                      .last_deadline = deadline});
 }
 
 // Remembers how a link was made, should it fall silent.

@@ -63,20 +63,9 @@ static void test_differs(void) {
     wire_buffer_fini(&frame);
 }
 
-static void test_fault(void) {
-    struct wire_text text = {0};
-    text.length = (uint16_t)strlen(WIRE_SYNC_RULE);
-    memcpy(text.chars, WIRE_SYNC_RULE, text.length);
-    CHECK(decision_vote_is_at_fault(&(struct wire_header){.type = WIRE_EXPELLED}, &text));
-    CHECK(!decision_vote_is_at_fault(&(struct wire_header){.type = WIRE_REFUSED}, &text));
-    text.length--;
-    CHECK(!decision_vote_is_at_fault(&(struct wire_header){.type = WIRE_EXPELLED}, &text));
-}
-
 int main(void) {
     test_votes();
     test_rounds();
     test_differs();
-    test_fault();
     return check_status();
 }
