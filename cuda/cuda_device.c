@@ -369,10 +369,10 @@ static void cuda_copy(struct device_queue *queue, void *to, const void *from, si
 static bool cuda_hold(struct device_queue *queue, void *stream) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     if (device_has_failed(queue)) return detail_fail(false, "%s", device_error(queue));
-    struct cuda_hold *hold = cuda_hold_new(q->gpu, stream); // without the lock, which what ends a wait needs
+    struct gpu_hold *hold = gpu_hold_new(q->gpu, stream); // without the lock, which what ends a wait needs
     if (hold == NULL) return false;
     pthread_mutex_lock(&q->lock);
-    cuda_holds_add(&q->holds, hold);
+    gpu_holds_add(&q->holds, hold);
     pthread_mutex_unlock(&q->lock);
     return true;
 }
@@ -380,7 +380,7 @@ static bool cuda_hold(struct device_queue *queue, void *stream) {
 static void cuda_release(struct device_queue *queue) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     pthread_mutex_lock(&q->lock);
-    if (q->holds != NULL && ask(q, (struct cuda_task){.kind = TASK_RELEASE}) == 0) cuda_holds_release(&q->holds);
+    if (q->holds != NULL && ask(q, (struct cuda_task){.kind = TASK_RELEASE}) == 0) gpu_holds_release(&q->holds);
     pthread_mutex_unlock(&q->lock);
 }
 

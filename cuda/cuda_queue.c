@@ -140,7 +140,7 @@ static void begin(struct cuda_queue *q, struct cuda_task *task) {
     case TASK_COPY: begun = copy(q, task, STAGE_TO_GPU, task->to, task->from); break;
     case TASK_KERNEL: begun = launch(q, task); break;
     case TASK_FREE_ROOM: gpu_room_give(q->gpu, q->to_gpu.stream, task->room); break;
-    case TASK_RELEASE: cuda_holds_release(&q->holds); break;
+    case TASK_RELEASE: gpu_holds_release(&q->holds); break;
     }
     if (!begun) finish(task);
 }
@@ -385,6 +385,13 @@ struct cuda_queue *cuda_queue_open(const struct device *device, const void *tens
     return q;
 }
 
+// Whether this error of a call about a stream of the program is that stream's, and none of the GPU.
+static bool blames_stream(CUresult error) {
+    return error == CUDA_ERROR_INVALID_VALUE || error == CUDA_ERROR_INVALID_CONTEXT ||
+           error == CUDA_ERROR_INVALID_HANDLE || error == CUDA_ERROR_CONTEXT_IS_DESTROYED ||
+           (error >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && error <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+}
+
 // In the context of the GPU. The stream was checked. The call that failed, or NULL: what is in the stream comes before
 // what is put into that of the queue.
 static const char *follow(struct cuda_queue *q, CUstream stream, CUresult *error) {
@@ -416,8 +423,8 @@ bool cuda_queue_follow(struct cuda_queue *q, CUstream stream) {
         if (good) call = follow(q, stream, &error);
         gpu_leave(q->gpu);
     }
-    if (!good && (error == CUDA_SUCCESS || gpu_blames_stream(error))) return false;
-    if (call != NULL && gpu_blames_stream(error)) {
+    if (!good && (error == CUDA_SUCCESS || blames_stream(error))) return false;
+    if (call != NULL && blames_stream(error)) {
         char why[CUDA_WHY_BYTES];
         cuda_driver_describe(driver_of(q), call, error, why, sizeof why);
         return detail_fail(false, "%s: %s", refusal, why);
@@ -441,7 +448,7 @@ void cuda_queue_drain(struct cuda_queue *q) {
 void cuda_queue_close(struct cuda_queue *q) {
     pthread_mutex_lock(&q->lock);
     q->wake = -1;
-    cuda_holds_release(&q->holds);
+    gpu_holds_release(&q->holds);
     bool has_thread = q->has_thread;
     q->left = true;
     if (has_thread && q->begun) become_idle(q);

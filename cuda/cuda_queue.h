@@ -17,7 +17,6 @@
 
 #include <pthread.h>
 
-#include "cuda/cuda_holds.h"
 #include "device/device.h"
 #include "cuda/gpu.h"
 
@@ -80,7 +79,7 @@ struct cuda_queue {
     size_t given_count, given_room;
     struct gpu_room **rooms; // likewise
     size_t room_count, room_room;
-    struct cuda_hold *holds;
+    struct gpu_hold *holds;
     struct {
         size_t bytes;      // that the thread is to take of the driver; 0: nothing
         bool late;         // somebody has waited for that in vain

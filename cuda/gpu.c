@@ -119,12 +119,6 @@ void gpu_leave(const struct gpu *gpu) {
     gpu->driver->context_pop(&context);
 }
 
-bool gpu_blames_stream(CUresult error) {
-    return error == CUDA_ERROR_INVALID_VALUE || error == CUDA_ERROR_INVALID_CONTEXT ||
-           error == CUDA_ERROR_INVALID_HANDLE || error == CUDA_ERROR_CONTEXT_IS_DESTROYED ||
-           (error >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && error <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-}
-
 bool gpu_check_stream(const struct gpu *gpu, CUstream stream, const char *what, CUresult *error) {
     int capturing = 0;
     *error = gpu->driver->stream_is_capturing(stream, &capturing);
@@ -143,16 +137,11 @@ bool gpu_check_stream(const struct gpu *gpu, CUstream stream, const char *what, 
 }
 
 // ---- streams of the program that wait ----
+// An event could not be recorded before the work that it stands for is known, and a host function that waits would hold
+// up the thread of the driver that the op itself needs. So the GPU waits at the stream's place for a number in
+// page-locked memory of the host, which is written when the op has ended.
 static pthread_mutex_t quiet = PTHREAD_MUTEX_INITIALIZER; // held in calls of the driver that may wait for the GPU
 static atomic_uint waits;
-
-void gpu_wait_add(void) {
-    pthread_mutex_lock(&quiet);
-    atomic_fetch_add(&waits, 1);
-    pthread_mutex_unlock(&quiet);
-}
-
-void gpu_wait_remove(void) { atomic_fetch_sub(&waits, 1); }
 
 bool gpu_quiet_begin(void) {
     pthread_mutex_lock(&quiet);
@@ -162,6 +151,131 @@ bool gpu_quiet_begin(void) {
 }
 
 void gpu_quiet_end(void) { pthread_mutex_unlock(&quiet); }
+
+// Before a stream is told to wait: waits for what gpu_quiet_begin has let begin.
+static void add_wait(void) {
+    pthread_mutex_lock(&quiet);
+    atomic_fetch_add(&waits, 1);
+    pthread_mutex_unlock(&quiet);
+}
+
+enum { FLAGS_MOST = 4096 };
+
+struct gpu_hold {
+    struct gpu_hold *next;
+    uint32_t *flag; // the stream waits until it is 1
+    CUevent passed; // behind the wait; NULL: nobody knows when that is over, and the flag is not used again
+};
+
+static pthread_mutex_t holding = PTHREAD_MUTEX_INITIALIZER; // of what follows
+static struct gpu_hold *released;
+static uint32_t *flags; // page-locked, all of them at once: while a stream waits nothing more can be had
+static size_t flags_used;
+
+void gpu_holds_release(struct gpu_hold **holds) {
+    // all of them before the lock, whose owner may be in a call of the driver that one of these streams holds up
+    for (struct gpu_hold *hold = *holds; hold != NULL; hold = hold->next) {
+        __atomic_store_n(hold->flag, 1, __ATOMIC_RELEASE);
+        atomic_fetch_sub(&waits, 1);
+    }
+    while (*holds != NULL) {
+        struct gpu_hold *hold = *holds;
+        *holds = hold->next;
+        pthread_mutex_lock(&holding);
+        hold->next = released;
+        released = hold;
+        pthread_mutex_unlock(&holding);
+    }
+}
+
+// Lock held. One that its stream has passed; its event is perhaps of another GPU, and is made anew.
+static struct gpu_hold *take_passed(const struct cuda_driver *driver) {
+    struct gpu_hold **at = &released;
+    while (*at != NULL && ((*at)->passed == NULL || driver->event_query((*at)->passed) != CUDA_SUCCESS))
+        at = &(*at)->next;
+    struct gpu_hold *hold = *at;
+    if (hold == NULL) return NULL;
+    *at = hold->next;
+    hold->next = NULL;
+    driver->event_destroy(hold->passed);
+    hold->passed = NULL;
+    return hold;
+}
+
+// Lock held. A flag that was never used; NULL: there is none.
+static uint32_t *new_flag(const struct cuda_driver *driver) {
+    if (flags == NULL && gpu_quiet_begin()) {
+        void *made = NULL;
+        unsigned how = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+        if (driver->host_alloc(&made, FLAGS_MOST * sizeof *flags, how) == CUDA_SUCCESS) flags = made;
+        gpu_quiet_end();
+    }
+    return flags == NULL || flags_used == FLAGS_MOST ? NULL : &flags[flags_used++];
+}
+
+// In the context of the GPU.
+static struct gpu_hold *take_new(const struct cuda_driver *driver) {
+    pthread_mutex_lock(&holding);
+    struct gpu_hold *hold = take_passed(driver);
+    uint32_t *flag = hold == NULL ? new_flag(driver) : NULL;
+    pthread_mutex_unlock(&holding);
+    if (flag == NULL || (hold = calloc(1, sizeof *hold)) == NULL) return hold;
+    hold->flag = flag;
+    return hold;
+}
+
+// In the context of the GPU. NULL: this call has failed.
+static struct gpu_hold *put_into(CUstream stream, const struct cuda_driver *driver, const char **call,
+                                 CUresult *error) {
+    struct gpu_hold *hold = take_new(driver);
+    *error = CUDA_ERROR_OUT_OF_MEMORY;
+    *call = "memory for a wait";
+    if (hold == NULL) return NULL;
+    // made first: then nothing can fail behind the wait but its record
+    if (driver->event_create(&hold->passed, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) hold->passed = NULL;
+    add_wait();
+    __atomic_store_n(hold->flag, 0, __ATOMIC_RELEASE);
+    *call = "cuStreamWaitValue32";
+    *error = driver->stream_wait_value(stream, (CUdeviceptr)(uintptr_t)hold->flag, 1, CU_STREAM_WAIT_VALUE_GEQ);
+    if (*error != CUDA_SUCCESS) {
+        gpu_holds_release(&hold);
+        return NULL;
+    }
+    if (hold->passed != NULL && driver->event_record(hold->passed, stream) != CUDA_SUCCESS) {
+        driver->event_destroy(hold->passed);
+        hold->passed = NULL;
+    }
+    return hold;
+}
+
+struct gpu_hold *gpu_hold_new(const struct gpu *gpu, CUstream stream) {
+    static const char refusal[] = "the stream cannot wait for the operation";
+    const struct cuda_driver *driver = gpu->driver;
+    if (driver->stream_wait_value == NULL) {
+        detail_fail(0, "%s: the CUDA driver is older than 11.7; wait on the host", refusal);
+        return NULL;
+    }
+    struct gpu_hold *hold = NULL;
+    const char *call = "cuCtxPushCurrent";
+    CUresult error = gpu_enter(gpu);
+    if (error == CUDA_SUCCESS) {
+        bool good = gpu_check_stream(gpu, stream, refusal, &error);
+        if (good) hold = put_into(stream, driver, &call, &error);
+        gpu_leave(gpu);
+        if (!good) return NULL;
+    }
+    if (hold == NULL) {
+        char why[CUDA_WHY_BYTES];
+        cuda_driver_describe(driver, call, error, why, sizeof why);
+        detail_fail(0, "%s: %s", refusal, why);
+    }
+    return hold;
+}
+
+void gpu_holds_add(struct gpu_hold **holds, struct gpu_hold *hold) {
+    hold->next = *holds;
+    *holds = hold;
+}
 
 // ---- memory of the host ----
 static const size_t sizes[] = {64 << 10, 256 << 10, 1 << 20};
@@ -234,8 +348,8 @@ bool gpu_host_add(const struct gpu *gpu, size_t bytes) {
     if (!may) return false;
     if (gpu_quiet_begin()) {
         if (gpu_enter(gpu) == CUDA_SUCCESS) {
-            unsigned flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
-            if (gpu->driver->host_alloc(&memory, length, flags) != CUDA_SUCCESS) memory = NULL;
+            unsigned how = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+            if (gpu->driver->host_alloc(&memory, length, how) != CUDA_SUCCESS) memory = NULL;
             gpu_leave(gpu);
         }
         gpu_quiet_end();

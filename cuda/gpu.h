@@ -52,8 +52,6 @@ void gpu_leave(const struct gpu *gpu);
 // In the context of the GPU: whether the library may put something into this stream of the program. False, with its
 // text in base/detail, which begins with `what`: it captures a CUDA graph, or *error is why the driver refuses it.
 bool gpu_check_stream(const struct gpu *gpu, CUstream stream, const char *what, CUresult *error);
-// Whether this error of a call about a stream of the program is that stream's, and none of the GPU.
-bool gpu_blames_stream(CUresult error);
 
 // Memory of the host, aligned to 64 bytes, which is given back when all that keep it have dropped it. Page-locked, so
 // that copies to and from the GPU go on by themselves: what the driver has given and nobody has; NULL: there is none.
@@ -75,8 +73,13 @@ struct gpu_room *gpu_room_take(struct gpu *gpu, CUstream stream, size_t bytes);
 void gpu_room_give(struct gpu *gpu, CUstream stream, struct gpu_room *room);
 
 // ---- streams of the program that wait for the library ----
-void gpu_wait_add(void);    // before one is told to; waits for what gpu_quiet_begin has let begin
-void gpu_wait_remove(void); // it waits no more, or has never; takes no lock
+struct gpu_hold;
+// Makes later work in the stream wait for gpu_holds_release. Returns NULL, with its text in base/detail, if it does
+// not. May block while the driver accepts no more work into the stream.
+struct gpu_hold *gpu_hold_new(const struct gpu *gpu, CUstream stream);
+void gpu_holds_add(struct gpu_hold **holds, struct gpu_hold *hold);
+// Any thread; calls nothing of CUDA.
+void gpu_holds_release(struct gpu_hold **holds);
 // Whether none waits; then none is told to before gpu_quiet_end.
 bool gpu_quiet_begin(void);
 void gpu_quiet_end(void);
