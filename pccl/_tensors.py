@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pccl._enums import DataType, DeviceType
-from pccl._errors import ArgumentError, Result, UsageError
+from pccl._errors import ArgumentError, Result, UsageError, error_for, last_detail
 from pccl._gpu import array_memory, check_known, common_stream, is_gpu_array, torch_stream
 from pccl._loader import _C, _ffi
 
@@ -162,16 +162,23 @@ class InputDigest:
     """
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
-        self._ranges = [(address, size) for address, size in ranges if size > 0]
+        infos = [
+            (_ffi.new("char[]", str(at).encode()), _ffi.cast("char *", address), size, DataType.UINT8.value)
+            for at, (address, size) in enumerate(ranges)
+            if size > 0
+        ]
+        self._kept = infos, _ffi.new("pcclTensorInfo_t[]", infos)
+        self._state = _ffi.new("pcclSharedState_t *", (0, len(infos), self._kept[1]))
         self._digest = self._compute()
 
-    def _compute(self) -> bytes:
-        from hashlib import blake2b
-
-        digest = blake2b(digest_size=16)
-        for address, size in self._ranges:
-            digest.update(_ffi.buffer(_ffi.cast("char *", address), size))
-        return digest.digest()
+    def _compute(self) -> list[int]:
+        """By the hash of shared states, which takes several threads."""
+        digest = _ffi.new("uint64_t[2]")
+        if self._state.count > 0:
+            result = _C.pccl_ext_state_hash(self._state, digest, digest + 1, _ffi.NULL)
+            if result != _C.pcclSuccess:
+                raise error_for(result, "digest of the input", last_detail())
+        return list(digest)
 
     def check(self, name: str) -> None:
         """Raises UsageError if the input differs from the one at the timeout. `name` is the call's name."""
