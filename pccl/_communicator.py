@@ -98,6 +98,9 @@ class Communicator(NamedCollectives):
     _parity: Any = None
     """What is kept of parity checks."""
 
+    _synced = 0
+    """The revision of the last sync."""
+
     def close(self) -> None:
         """Leaves the run and frees everything, in bounded time. Idempotent.
 
@@ -154,7 +157,7 @@ class Communicator(NamedCollectives):
             for other in [other for other in self._unfinished if isinstance(other, tuple) and other[0] == name and other != key]:
                 del self._unfinished[other]  # whose round this call has taken up
             moved = sync_info(sync_report(self._handle))
-            shared_state.revision = done.c.value
+            shared_state.revision = self._synced = done.c.value
             if done.c.info.rx_bytes > 0:
                 shared_state._restore()
         self._forget(key, done)

@@ -95,6 +95,7 @@ class Membership:
             if self._copies:
                 self._comm._copy(self._shared)  # and gives it once the run is under way: one that begins has no state yet
             self._comm.connect(begin=begin)
+        self._revision = self._comm._synced  # of another state, which this one takes over from
         self.meet(advances=False)
         pause = PAUSE_SECONDS
         said = time.monotonic()

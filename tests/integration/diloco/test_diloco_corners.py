@@ -310,3 +310,28 @@ def test_an_average_is_exact_when_a_member_dies_before_it_tells_whether_it_is_fi
     shares = torch.tensor(weights or [1.0, 1.0, 1.0]).reshape(3, 1)
     torch.testing.assert_close(first[0], (given * shares).sum(0) / shares.sum())
     assert first[1] == 3
+
+
+def test_other_states_of_the_communicator_come_before_and_after(master):  # noqa: F811
+    """A shared state of the program, then one method after another, as when other parameters are trained from here on."""
+    comms = [pccl.Communicator(master) for _ in range(2)]
+
+    def train(number: int) -> list[str]:
+        comm, parities = comms[number], []
+        comm.connect()
+        comm.wait_for_peers(2, timeout=PATIENCE)
+        shared = pccl.SharedState([pccl.TensorInfo.from_torch(torch.ones(3), "x")])
+        for shared.revision in (1, 2):
+            comm.sync_shared_state(shared, timeout=PATIENCE)
+        for kind, settings in KINDS:
+            model = simple()
+            diloco = kind(model, comm, torch.optim.SGD(model.parameters()), **settings)
+            with diloco:
+                diloco.synchronize()
+                parities.append(diloco.parity)
+        return parities
+
+    first, second = together(*(functools.partial(train, number) for number in range(2)))
+    assert first == second
+    for comm in comms:
+        comm.close()
