@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 import os
 import random
 import threading
@@ -161,7 +162,8 @@ class ElasticShards:
     `shards`: what `read` turns into an iterable of records, which are the same in the same order each time. Their number need not
     be known. `collate` makes a batch of a list of records. `shuffle`, `seed`, `communicator` and the methods `seal`, `commit`,
     `commit_step`, `sync`, `state_dict` and `load_state_dict`: as of ElasticSampler. `comm`: a communicator in place of that one;
-    `timeout` is in seconds. ValueError: `batch_size` is below 1, or there are no shards. TypeError: `read` is not callable.
+    `timeout` is in seconds. ValueError: `batch_size` is below 1, or there are no shards. TypeError: it is no whole number, or
+    `read` is not callable.
 
     Each shard has one reader at a time. When members are lost or join, the shards are dealt out anew; what loaders have read
     ahead is dropped on all members, and read again. Have a few times more shards than members.
@@ -178,7 +180,7 @@ class ElasticShards:
         collate: Callable[[list[Any]], Any] = default_collate,
         communicator: Communicator | None = None,
     ) -> None:
-        if batch_size < 1:
+        if operator.index(batch_size) < 1:
             raise ValueError(f"batch_size must be 1 or more records, not {batch_size}")
         if not len(shards):
             raise ValueError(f"shards must name one shard or more, not {shards!r}")

@@ -172,6 +172,8 @@ def test_orders_differ_between_epochs_and_seeds():
 
 
 def test_bad_calls_are_refused():
+    with pytest.raises(TypeError):
+        ElasticShards(["a"], read, batch_size=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="batch_size must be 1 or more"):
         ElasticShards([(0, 5)], read, 0)
     with pytest.raises(ValueError, match=r"shards must name one shard or more, not \[\]"):
