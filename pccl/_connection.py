@@ -137,6 +137,7 @@ class Connection(Membership):
         self._gives = GIVES_ONCE_SYNCED
         self._vaults = {}
         self._notices = []
+        self._made_notices = []
         self._exclusive = threading.Lock()
         self._asking = threading.Lock()
         self._adopt(self._create(self._endpoint.literal), self._endpoint.literal)
@@ -218,12 +219,13 @@ class Connection(Membership):
                 raise error_for(INVALID_USAGE, "pcclConnect", "the communicator is closed")
             fresh = self._create(self._ip)
             kept, self._vaults = self._vaults, {}  # else `close` would free them
+            made, self._made_notices = self._made_notices, []
             try:
                 self.close()
                 for vault in kept.values():
                     vault.settle()
             finally:  # after Ctrl-C too, `connect` goes on with the fresh one
-                self._vaults = kept
+                self._vaults, self._made_notices = kept, made
                 self._adopt(fresh, self._ip)
                 self._connected = False
         self.connect(n_attempts, timeout=timeout, begin=begin, wait_for_master=wait_for_master, state=state)
@@ -234,6 +236,9 @@ class Connection(Membership):
         Calls blocked in other threads end with an error; ops in flight are cancelled, and their tensors are free afterwards.
         Handles tell which ops had ended well before.
         """
+        for notice in self._made_notices:
+            if not notice.given:  # else more signals may come of the same notice, while this process ends
+                notice.close()
         self._end_spans()
         self._handle.close()
         self._events.closed()

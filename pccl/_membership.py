@@ -65,6 +65,8 @@ class Membership:
     _vaults: dict[str, Any]
     """Snapshots, by what is in them."""
     _notices: list[Notice]
+    _made_notices: list[Notice]
+    """Those of signals, which nobody but this communicator needs."""
     _leaves: bool
     _exclusive: threading.Lock
     """Held by connect, update_topology, optimize_topology and sync_shared_state."""
@@ -235,12 +237,15 @@ class Membership:
     def leaves_on(self, notice: Notice | signal.Signals) -> Notice:
         """Makes a notice, or a signal, call `leave`; see `pccl.notice`. Returns the notice.
 
-        One that comes before `connect`, or while the run is joined, takes effect afterwards.
+        One that comes before `connect`, or while the run is joined, takes effect afterwards. `close` gives a signal back its
+        handler before, unless it has come; a Notice stays.
         """
         from pccl.notice import as_notice, weakly
 
         found = as_notice(notice)
         self._notices.append(found)
+        if found is not notice:
+            self._made_notices.append(found)
         found.listen(weakly(self._on_notice))
         return found
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch.utils.data
 from leavers import KINDS, Team
 from peers import PATIENCE, Background, MasterProcess, address_of, on_all, team
 
@@ -477,6 +478,45 @@ def test_a_notice_that_nobody_keeps_hears_its_signal():
         assert heard.wait(PATIENCE)
 
     assert end_of_fork(hear) == 0
+
+
+def test_the_signal_of_a_closed_communicator_ends_the_process():
+    def close():
+        with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master)) as comm:
+            comm.leaves_on(signal.SIGTERM)
+            comm.connect()
+
+    assert end_of_fork(close, signal.SIGTERM) == -signal.SIGTERM
+
+
+class Slow(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, place: int) -> int:
+        time.sleep(0.01)
+        return place
+
+
+def ignore_sigterm(_: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def test_workers_of_a_loader_survive_a_signal_to_the_whole_job():
+    """As docs/leaving.md has it."""
+
+    def read():
+        os.setpgrp()
+        with Notice(signal.SIGTERM) as notice:
+            seen = []
+            for batch in torch.utils.data.DataLoader(Slow(), batch_size=4, num_workers=2, worker_init_fn=ignore_sigterm):
+                seen += batch.tolist()
+                if len(seen) == 4:
+                    os.killpg(0, signal.SIGTERM)
+            assert notice
+            assert seen == list(range(40))
+
+    assert end_of_fork(read) == 0
 
 
 def test_wrong_arguments():
