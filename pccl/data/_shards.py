@@ -148,7 +148,7 @@ class _Part(IterableDataset[tuple[list[Mark], Any]]):
 
 
 class ElasticShards:
-    """Reads shards, such as files, whose records are each in exactly one committed step of an epoch.
+    """Reads shards, such as files, whose records are each in exactly one committed step of an epoch::
 
         shards = ElasticShards(paths, read=read_records, batch_size=32)
         run = pccl.distributed.Elastic(model, optimizer, step=0, shards=shards)

@@ -8,6 +8,7 @@ an error. Beside the pages it puts the simulator for browsers. It needs the pack
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 import shutil
@@ -30,7 +31,15 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 LINK = re.compile(r"(!?\[[^\]]*\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 COMMENT = re.compile(r"// ?(.*)")
-MODULES = {"pccl.distributed": "distributed", "pccl.diloco": "diloco", "pccl.state": "checkpoints", "pccl.cuda": "cuda"}
+MODULES = {
+    "pccl.distributed": "distributed",
+    "pccl.diloco": "diloco",
+    "pccl.data": "data",
+    "pccl.notice": "leaving",
+    "pccl.state": "checkpoints",
+    "pccl.cuda": "cuda",
+    "pccl.torchft": "torchft",
+}
 """Public modules beside `pccl`, and the guide of each."""
 
 SIMULATOR = """
@@ -178,7 +187,8 @@ def python_page() -> str:
         page += [f"### {name}", "", "```{eval-rst}", f".. autoclass:: pccl.{name}", "   :members:", *options, "```", ""]
     for module, guide in MODULES.items():
         page += [f"## {module}", "", f"[Guide](../docs/{guide}.md)", ""]
-        page += ["```{eval-rst}", f".. automodule:: {module}", "   :members:", "   :imported-members:", "```", ""]
+        others = ["   :imported-members:"] if hasattr(importlib.import_module(module), "__path__") else []
+        page += ["```{eval-rst}", f".. automodule:: {module}", "   :members:", *others, "```", ""]
     return "\n".join(page)
 
 
