@@ -54,11 +54,11 @@ def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", f"{start}; {code}", json.dumps(path), *arguments]
 
 
-def die_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when the thread that forked it ends. Ends it now if `parent` is no longer its parent."""
-    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Makes the kernel send this process a signal when the thread that forked it ends, or now if `parent` is not its parent."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def prepare_child(parent: int) -> None:

@@ -159,20 +159,9 @@ class Recording:
 
     def head(self) -> Event:
         """The line of JSON that comes before the events."""
-        return {
-            "at": self.opened,
-            "kind": "recording",
-            "format": FORMAT,
-            "role": self.role,
-            "member": self.short,
-            "name": self.name,
-            "host": self.host,
-            "process": self.process,
-            "run": self.run_name,
-            "group": self.group,
-            "runs": self.runs,
-            "closed": self.closed,
-            "torn": self.torn,
+        told = {"at": self.opened, "kind": "recording", "format": FORMAT, "member": self.short, "run": self.run_name}
+        return told | {
+            name: getattr(self, name) for name in ("role", "name", "host", "process", "group", "runs", "closed", "torn")
         }
 
 

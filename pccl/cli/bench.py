@@ -152,7 +152,7 @@ def _figures(name: str, size: int, seconds: list[float]) -> Row:
 
 def _ones(plan: Plan, size: int) -> Any:
     """A tensor of ones, whose pages have been touched: torch's where gloo takes it too, else numpy's, which loads faster."""
-    kind = next(member for member in pccl.DataType if _name(member) == plan.dtype)
+    kind = _kind(plan)
     count = size // kind.itemsize
     for module in ("torch", "numpy") if plan.gloo else ("numpy", "torch"):
         try:
@@ -164,8 +164,8 @@ def _ones(plan: Plan, size: int) -> Any:
     raise BenchError(f"pccl bench of {plan.dtype} needs {needed}, which is not installed: pip install {needed}")
 
 
-def _name(kind: pccl.DataType) -> str:
-    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(kind.name, kind.name.lower())
+def _kind(plan: Plan) -> pccl.DataType:
+    return pccl.DataType[{"float32": "FLOAT", "float64": "DOUBLE"}.get(plan.dtype, plan.dtype.upper())]
 
 
 def table(plan: Plan, rows: list[Row]) -> Table:
@@ -226,7 +226,7 @@ def run_peer() -> None:
             print(json.dumps(row), flush=True)
     except KeyboardInterrupt:
         sys.exit(130)  # `pccl bench` speaks for all
-    except (BenchError, pccl.PCCLError) as error:  # another peer may have been interrupted first
+    except (BenchError, pccl.PCCLError, MemoryError) as error:  # another peer may have been interrupted first
         sys.exit(f"pccl bench: {error}")
 
 
@@ -295,6 +295,9 @@ def allreduce(
     if address is not None:
         top.Masters(address, access)  # refuses what is no address, and files that contradict each other
     plan = Plan(gloo=with_gloo, **measured)
+    for size in plan.sizes:
+        if size % _kind(plan).itemsize:
+            raise click.UsageError(f"--sizes: {size} B is no whole number of elements of {plan.dtype}")
     try:
         if importlib.util.find_spec("torch") is None:
             _ones(plan, 0)  # a package that is missing ends the command here

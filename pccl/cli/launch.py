@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import math
 import os
@@ -176,7 +177,8 @@ def command(
     except (ValueError, AssertionError) as error:
         raise click.UsageError(str(error)) from None
     except OSError as error:
-        raise click.ClickException(str(error)) from None
+        advice = "; each peer takes 4, so raise the limit: ulimit -n 8192" if error.errno == errno.EMFILE else ""
+        raise click.ClickException(f"{error}{advice}") from None
     sys.exit(status)
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import hmac
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +16,7 @@ import click
 from pccl import _keys
 from pccl._address import Endpoint, is_loopback, parse_endpoint
 from pccl._errors import ConnectError, PCCLError
+from pccl._processes import die_with_parent
 from pccl.cli import top
 from pccl.cli.remove import find
 from pccl.lab.ranges import Range
@@ -26,9 +24,6 @@ from pccl.monitor.history import Log, Recorder, create_file, read_file, wall_clo
 from pccl.monitor.server import Page, new_token
 
 LISTEN = "127.0.0.1:8080"
-
-PR_SET_PDEATHSIG = 1
-
 
 listen_option = click.option(
     "--listen", metavar="HOST:PORT", default=LISTEN, show_default=True, help="where browsers connect; port 0: any free one"
@@ -65,7 +60,8 @@ def command(
     from pccl.monitor.metrics import Metrics  # of an optional package
 
     if parent is not None:
-        _end_with(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master that has started this process
+        die_with_parent(parent, signal.SIGTERM)
     masters = top.Masters(address, access)
     log, recorder, metrics, clock = Log(), Recorder(), Metrics(), wall_clock()
     token, act_token = _tokens(access)
@@ -207,11 +203,3 @@ def _tokens(access: top.Access) -> tuple[str, str]:
     made = [(found.secrets[0], b"pccl web"), (found.master_key, b"pccl web acts")]
     see, act = ("" if key is None else hmac.new(key, text, hashlib.sha256).hexdigest()[:40] for key, text in made)
     return see, act
-
-
-def _end_with(parent: int) -> None:
-    """This process gets SIGTERM when the master that has started it ends; Ctrl-C is for the master."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit()

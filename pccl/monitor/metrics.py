@@ -29,6 +29,14 @@ MEMBER_METRICS = {
 }
 """By the name of a value: the name of the metric behind "pccl_member_", its meaning, and the factor to seconds."""
 
+COUNTERS = {
+    "joined": ("joins", "Members that have joined"),
+    "left": ("losses", "Members that have left or were lost"),
+    "epoch": ("epochs", "Epochs"),
+    "failover": ("failovers", "Masters that have taken the run up"),
+}
+"""By the kind of event that each counts: the name of the metric behind "pccl_", and its meaning."""
+
 UNITS = ("bytes_per_second", "operations_per_second", "seconds", "ratio")
 
 NUMBERS_MOST = 16
@@ -43,7 +51,7 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._told: Diagnosis | None = None
-        self._counts = {"joined": 0, "left": 0, "epoch": 0, "failover": 0}
+        self._counts = dict.fromkeys(COUNTERS, 0)
         self._events = self._epoch = 0
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -75,15 +83,8 @@ class Metrics(Collector):
             told, counts, seen = self._told, dict(self._counts), self._events
         yield InfoMetricFamily("pccl", "The program that exports this.", {"version": pccl.__version__})
         yield GaugeMetricFamily("pccl_master_up", "1 if a master has answered the last question.", float(told is not None))
-        texts = {
-            "joined": "Members that have joined",
-            "left": "Members that have left or were lost",
-            "epoch": "Epochs",
-            "failover": "Masters that have taken the run up",
-        }
-        names = {"joined": "joins", "left": "losses", "epoch": "epochs", "failover": "failovers"}
-        for kind, count in counts.items():
-            yield CounterMetricFamily(f"pccl_{names[kind]}", f"{texts[kind]} since this program has begun.", count)
+        for kind, (name, meaning) in COUNTERS.items():
+            yield CounterMetricFamily(f"pccl_{name}", f"{meaning} since this program has begun.", counts[kind])
         yield CounterMetricFamily("pccl_events", "Events since this program has begun.", seen)
         if told is None:
             return

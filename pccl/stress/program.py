@@ -26,15 +26,6 @@ RESULTS = ("summary.json", "copy-*.log", "events.jsonl")
 """Files of a run that another one would overwrite."""
 
 
-class ProgramOption(click.Option):
-    """--program, which a checkout does not require."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Returns what --help shows."""
-        record = super().get_help_record(ctx)
-        return record and (record[0], record[1].replace("[required]", "[required outside a checkout]"))
-
-
 class StressCommand(click.Command):
     """Takes the command line of the test of pccl itself where --program is missing."""
 
@@ -102,11 +93,9 @@ def _command(context: click.Context, parameter: click.Parameter, text: str) -> t
 @click.option(
     "--program",
     "command",
-    cls=ProgramOption,
-    required=True,
     callback=_command,
     metavar="COMMAND",
-    help='command to run, such as "python train.py"',
+    help='command to run, such as "python train.py"  [required outside a checkout]',
 )
 @click.option("--members", type=click.IntRange(2, 64), default=3, show_default=True, help="number of copies")
 @click.option("--seconds", type=Range(1, 86400), default=30.0, show_default=True, help="how long faults are injected")

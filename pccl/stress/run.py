@@ -381,15 +381,8 @@ class Run:
             "planned": [dataclasses.asdict(fault) for fault in self.plan],
             "faults": [one.to_fields() for one in self.injected],
             "copies": [
-                {
-                    "place": copy.place,
-                    "life": copy.life,
-                    "killed": copy.killed,
-                    "status": copy.status,
-                    "step": copy.step,
-                    "lines": copy.lines,
-                    "log": log_name(copy.place, copy.life),
-                }
+                {name: getattr(copy, name) for name in ("place", "life", "killed", "status", "step", "lines")}
+                | {"log": log_name(copy.place, copy.life)}
                 for copy in verdict.copies
             ],
         }

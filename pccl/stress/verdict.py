@@ -169,7 +169,7 @@ class Verdict:
 
     def details(self) -> dict[str, str]:
         """What was found for each claim that holds."""
-        ends = Counter("killed" if copy.killed else str(copy.status) for copy in self.copies)
+        ends = Counter("killed" if copy.killed else str(copy.status) for copy in self.copies if copy.ended is not None)
         steps = [copy.step for copy in self.copies if copy.step is not None]
         return {
             "exit": ", ".join(f"{count} x {status}" for status, count in sorted(ends.items())),

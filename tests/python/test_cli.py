@@ -53,6 +53,7 @@ def test_info():
         (["bench", "allreduce", "--sizes", "4Q"], "'4Q' is not a size"),
         (["bench", "allreduce", "--sizes", "4K,"], "'' is not a size"),
         (["bench", "allreduce", "--sizes", "0"], "'0' is not a size"),
+        (["bench", "allreduce", "--sizes", "4K,7"], "7 B is no whole number of elements of float32"),
         (["bench", "allreduce", "--dtype", "float8"], "float8"),
         (["bench", "allreduce", "--world", "1"], "range"),
         (["bench", "allreduce", "--pin", "--master", "127.0.0.1:1"], "omit them or --master"),
