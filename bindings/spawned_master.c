@@ -160,16 +160,16 @@ static bool read_options(struct options *options, int count, char **words) {
 
 // *misused: the options are wrong, or their files.
 static pcclResult_t run(const struct options *options, bool *misused) {
+    struct pccl_ext_master_settings settings = {.heartbeat_limit_ms = (uint32_t)options->heartbeat_ms,
+                                                .idle_limit_ms = (uint32_t)options->until_empty_ms,
+                                                .new = options->new,
+                                                .insecure = options->insecure,
+                                                .keys = options->keys,
+                                                .masters = options->list,
+                                                .master_count = options->count,
+                                                .self = options->self};
     pcclResult_t result = pcclCreateMaster(options->address, &master);
-    if (result == pcclSuccess && options->count > 0)
-        result = pccl_ext_master_set_list(master, options->list, options->count, options->self);
-    if (result == pcclSuccess && options->heartbeat_ms > 0)
-        result = pccl_ext_master_set_heartbeat(master, (uint32_t)options->heartbeat_ms);
-    if (result == pcclSuccess && options->until_empty_ms > 0)
-        result = pccl_ext_master_set_idle_limit(master, (uint32_t)options->until_empty_ms);
-    if (result == pcclSuccess && options->new) result = pccl_ext_master_set_new(master);
-    if (result == pcclSuccess) result = pccl_ext_master_set_keys(master, options->keys);
-    if (result == pcclSuccess) result = pccl_ext_master_set_insecure(master, options->insecure);
+    if (result == pcclSuccess) result = pccl_ext_master_configure(master, &settings);
     if (result == pcclSuccess) result = pccl_ext_master_check_command(master);
     *misused = result == pcclInvalidArgument;
     return result == pcclSuccess ? pcclRunMaster(master) : result;

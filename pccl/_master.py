@@ -107,17 +107,20 @@ class MasterNode:
         PCCLError.check(_C.pcclCreateMaster(address[0], out), "pcclCreateMaster")
         self._pointer = out[0]
         self._handle = NativeHandle("master", self._pointer, _C.pcclDestroyMaster)
+        paths = [_ffi.NULL if path is None else _ffi.new("char[]", path) for path in (named, event_path)]
+        list_of_masters = fill_socket_addresses(addresses)
         settings = {
-            "list": (fill_socket_addresses(addresses), len(listed), place) if listed else None,
-            "heartbeat": None if limit is None else (limit,),
-            "idle_limit": None if idle is None else (idle,),
-            "keys": None if named is None else (named,),
-            "insecure": (True,) if insecure else None,
-            "events": None if event_path is None else (event_path,),
+            "heartbeat_limit_ms": limit or 0,
+            "idle_limit_ms": idle or 0,
+            "insecure": bool(insecure),
+            "keys": paths[0],
+            "events": paths[1],
+            "masters": list_of_masters,
+            "master_count": len(listed),
+            "self": place,
         }
-        for setting, arguments in settings.items():
-            if arguments is not None:
-                call(self._handle, f"pccl_ext_master_set_{setting}", *arguments, name="pcclCreateMaster")
+        made = _ffi.new("struct pccl_ext_master_settings *", settings)
+        call(self._handle, "pccl_ext_master_configure", made, name="pcclCreateMaster")
 
     def run(self) -> None:
         """Listens and serves; returns at once.

@@ -28,7 +28,7 @@ from pccl_command.native_master import SIGTERM_CHOICES
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 PRIVILEGED_PORTS = 1024
 """Ports below this one need a privilege on Linux."""
@@ -36,25 +36,19 @@ PRIVILEGED_PORTS = 1024
 
 def serve(
     listen_address: str,
-    heartbeat_limit: float | None = None,
+    *,
     masters: str | None = None,
     on_sigterm: str | None = None,
-    advertise: str | None = None,
     until_empty: float | None = None,
     ready: Callable[[], None] = lambda: None,
-    *,
-    keys: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
-    ca: str | None = None,
-    insecure: bool = False,
+    **settings: Any,
 ) -> int:
     """Runs a master until SIGINT or SIGTERM and returns the exit status: 0, 1 if it cannot listen, 2 for wrong arguments.
 
     SIGINT ends the run. SIGTERM ends it with `on_sigterm` "end"; with "detach" the peers look for another master of their
     list, or wait for this one to come back. None: PCCL_MASTER_ON_SIGTERM says it, or else it is "detach". With `until_empty`
-    it also ends as MasterNode does. `ready` is called once it listens and has printed that. `keys`, `cert`, `key`, `ca` and
-    `insecure` as for MasterNode, but it does not listen on a wildcard without either.
+    it also ends as MasterNode does. `ready` is called once it listens and has printed that. `masters` and `settings` as for
+    MasterNode, but it does not listen on a wildcard without keys or `insecure`.
     """
     # An Event locks itself out when a signal comes while it is set. A signal may come late, so nobody closes the pipe.
     ended, ends = os.pipe()
@@ -80,18 +74,7 @@ def serve(
         except (ValueError, AssertionError) as error:
             raise ValueError(f"--masters: {error}") from None
         try:
-            node = MasterNode(
-                listen_address,
-                heartbeat_limit=heartbeat_limit,
-                masters=masters,
-                advertise=advertise,
-                until_empty=until_empty,
-                keys=keys,
-                cert=cert,
-                key=key,
-                ca=ca,
-                insecure=insecure,
-            )
+            node = MasterNode(listen_address, masters=masters, until_empty=until_empty, **settings)
             call(node._handle, "pccl_ext_master_check_command", name="pcclRunMaster")
         except PCCLError as error:
             if error.result is not Result.INVALID_ARGUMENT:

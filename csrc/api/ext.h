@@ -24,30 +24,28 @@ pcclResult_t pccl_ext_keys_check(const char *path, bool *master);
 // The port a running master is bound to. pcclInvalidUsage: not run.
 pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_out);
 
-// Sets after how long a silent peer counts as lost, and a silent master for its peers: 100 to 3,600,000 ms, before the
-// master runs. pcclInvalidArgument: out of range. pcclInvalidUsage: was run.
-pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms);
-
-// The master ends by itself once neither it nor another one of its list has had a peer for so long, from its beginning
-// on: 1 to 86,400,000 ms, before it runs. pcclInvalidArgument: out of range. pcclInvalidUsage: was run.
-pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32_t limit_ms);
-
-// Nobody was ever at the master's address or at those of its list, so newcomers need not wait for members of an earlier
-// run, nor at first for what the other masters say; before it runs.
-// pcclInvalidUsage: was run.
-pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master);
-
-// Encrypts all connections of the master with the keys in this file, which must be that of masters, or with a
-// certificate for masters (pccl_ext_comm_set_keys); before it runs. NULL: what the environment names, if anything; so
-// also without this call. Read at once; a certificate's files also later, when they have changed. pcclInvalidArgument:
-// it cannot be used. pcclInvalidUsage: was run.
-pcclResult_t pccl_ext_master_set_keys(pcclMasterInstance_t *master, const char *path);
-
-// Sets the file of the flight recorder, as pccl_ext_comm_set_events; before it runs.
-pcclResult_t pccl_ext_master_set_events(pcclMasterInstance_t *master, const char *path);
-// Whether plain connections beyond loopback are permitted if the master has no keys; before it runs. False, and so
-// without this call: only if PCCL_INSECURE=1. pcclInvalidUsage: was run.
-pcclResult_t pccl_ext_master_set_insecure(pcclMasterInstance_t *master, bool insecure);
+// Settings of a master; one that is 0 stays as it is.
+struct pccl_ext_master_settings {
+    // After so long a silent peer counts as lost, and a silent master for its peers: 100 to 3,600,000.
+    uint32_t heartbeat_limit_ms;
+    // The master ends by itself once neither it nor another one of its list has had a peer for so long, from its
+    // beginning on: at most 86,400,000.
+    uint32_t idle_limit_ms;
+    // Nobody was ever at the master's address or at those of its list, so newcomers need not wait for members of an
+    // earlier run, nor at first for what the other masters say.
+    bool new;
+    bool insecure; // permits plain connections beyond loopback without keys; else only PCCL_INSECURE=1 does
+    // File of the keys with which all connections are encrypted, which must be that of masters, or a certificate for
+    // masters (pccl_ext_comm_set_keys); NULL: what the environment names, if anything. Read at once; a certificate's
+    // files also later, when they have changed.
+    const char *keys;
+    const char *events; // file of the flight recorder, as pccl_ext_comm_set_events
+    // Of the run, the one at `self` is this. The first begins new runs, all take up runs whose members come to them.
+    const ccoip_socket_address_t *masters;
+    size_t master_count, self;
+};
+// Before the master runs. pcclInvalidArgument: one cannot be used, and all stay as they are. pcclInvalidUsage: was run.
+pcclResult_t pccl_ext_master_configure(pcclMasterInstance_t *master, const struct pccl_ext_master_settings *settings);
 // Whether the command `pccl master` runs this master, which has all its settings: it takes no wildcard without keys.
 // pcclInvalidArgument: not without keys or --insecure, which the text names.
 pcclResult_t pccl_ext_master_check_command(pcclMasterInstance_t *master);
@@ -154,11 +152,6 @@ pcclResult_t pccl_ext_comm_leaving(const pcclComm_t *comm, pcclRankUuid_t *uuids
 // The name of a peer: of a member of the run, of one that was lost not long ago, or of this one. Writes "" for a peer
 // that is not known or has no name. Always ends with a zero, cut to `capacity`; 64 bytes hold every name.
 pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity);
-// The masters of the run, the one at `self` is this; before it runs. The first begins new runs, all take up runs whose
-// members come to them.
-pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses,
-                                      size_t count, size_t self);
-
 // The live state in a few words: "idle", "connecting", "registered" (a newcomer that waits to be let in), "accepted
 // epoch 5", "dead: expelled: ...". Always ends with a zero, cut to `capacity`.
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity);

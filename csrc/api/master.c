@@ -31,82 +31,10 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterI
 
 // ---- settings ----
 
-// Locks a master for a setting. Fails, and leaves it unlocked, if it has run.
-static pcclResult_t lock_setting(pcclMasterInstance_t *master, const char *what) {
-    pthread_mutex_lock(&master->lock);
-    if (atomic_load(&master->master) == NULL) return pcclSuccess;
-    pthread_mutex_unlock(&master->lock);
-    return detail_fail(pcclInvalidUsage, "%s before the master runs", what);
-}
-
-pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms) {
-    REQUIRE_MASTER(master);
-    if (limit_ms < API_HEARTBEAT_LEAST_MS || limit_ms > API_HEARTBEAT_MOST_MS)
-        return detail_fail(pcclInvalidArgument, "a heartbeat limit of %u ms is not between %d and %d", limit_ms,
-                           API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
-    RETURN_IF_FAILED(lock_setting(master, "the heartbeat limit is set"));
-    master->heartbeat_limit_ms = limit_ms;
-    pthread_mutex_unlock(&master->lock);
-    return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32_t limit_ms) {
-    REQUIRE_MASTER(master);
-    if (limit_ms < 1 || limit_ms > API_IDLE_MOST_MS)
-        return detail_fail(pcclInvalidArgument, "an idle limit of %u ms is not from 1 to %d", limit_ms,
-                           API_IDLE_MOST_MS);
-    RETURN_IF_FAILED(lock_setting(master, "the idle limit is set"));
-    master->idle_limit_ms = limit_ms;
-    pthread_mutex_unlock(&master->lock);
-    return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master) {
-    REQUIRE_MASTER(master);
-    RETURN_IF_FAILED(lock_setting(master, "whether an address is new is set"));
-    master->new = true;
-    pthread_mutex_unlock(&master->lock);
-    return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_keys(pcclMasterInstance_t *master, const char *path) {
-    REQUIRE_MASTER(master);
-    struct keys *keys = NULL;
-    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_MASTER, &keys));
-    pcclResult_t code = lock_setting(master, "the keys are set");
-    if (code == pcclSuccess) {
-        struct keys *before = master->keys;
-        master->keys = keys;
-        pthread_mutex_unlock(&master->lock);
-        keys = before;
-    }
-    keys_release(keys);
-    return code;
-}
-
-pcclResult_t pccl_ext_master_set_events(pcclMasterInstance_t *master, const char *path) {
-    char events[RECORDER_PATH_BYTES];
-    REQUIRE_MASTER(master);
-    RETURN_IF_FAILED(api_take_events(path, events));
-    RETURN_IF_FAILED(lock_setting(master, "the file of events is set"));
-    memcpy(master->events, events, sizeof events);
-    pthread_mutex_unlock(&master->lock);
-    return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_insecure(pcclMasterInstance_t *master, bool insecure) {
-    REQUIRE_MASTER(master);
-    RETURN_IF_FAILED(lock_setting(master, "plain connections are allowed"));
-    master->insecure = insecure;
-    pthread_mutex_unlock(&master->lock);
-    return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses,
-                                      size_t count, size_t self) {
-    struct wire_address masters[WIRE_MAX_MASTERS];
-    REQUIRE_MASTER(master);
-    RETURN_IF_FAILED(api_take_addresses(addresses, count, masters));
+static pcclResult_t take_list(const struct pccl_ext_master_settings *settings,
+                              struct wire_address masters[WIRE_MAX_MASTERS]) {
+    size_t count = settings->master_count, self = settings->self;
+    RETURN_IF_FAILED(api_take_addresses(settings->masters, count, masters));
     if (self >= count) return detail_fail(pcclInvalidArgument, "place %zu is not in a list of %zu", self, count);
     for (size_t i = 0; i < count; i++) {
         if (i == self || !socket_address_equal(&masters[i], &masters[self])) continue; // it would ask itself
@@ -115,12 +43,47 @@ pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_
                            (i < self ? i : self) + 1, (i < self ? self : i) + 1,
                            socket_address_format(text, sizeof text, &masters[i]));
     }
-    RETURN_IF_FAILED(lock_setting(master, "the masters are set"));
-    memcpy(master->masters, masters, count * sizeof *masters);
-    master->master_count = (uint32_t)count;
-    master->self = (uint32_t)self;
-    pthread_mutex_unlock(&master->lock);
     return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_master_configure(pcclMasterInstance_t *master, const struct pccl_ext_master_settings *settings) {
+    struct wire_address masters[WIRE_MAX_MASTERS];
+    char events[RECORDER_PATH_BYTES];
+    struct keys *keys = NULL;
+    REQUIRE_MASTER(master);
+    REQUIRE_NOT_NULL(settings);
+    uint32_t limit_ms = settings->heartbeat_limit_ms;
+    if (limit_ms != 0 && (limit_ms < API_HEARTBEAT_LEAST_MS || limit_ms > API_HEARTBEAT_MOST_MS))
+        return detail_fail(pcclInvalidArgument, "a heartbeat limit of %u ms is not between %d and %d", limit_ms,
+                           API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
+    if (settings->idle_limit_ms > API_IDLE_MOST_MS)
+        return detail_fail(pcclInvalidArgument, "an idle limit of %u ms is not from 1 to %d", settings->idle_limit_ms,
+                           API_IDLE_MOST_MS);
+    if (settings->master_count > 0) RETURN_IF_FAILED(take_list(settings, masters));
+    if (settings->events != NULL) RETURN_IF_FAILED(api_take_events(settings->events, events));
+    if (settings->keys != NULL) RETURN_IF_FAILED(api_load_keys(settings->keys, TRANSPORT_MASTER, &keys));
+    pthread_mutex_lock(&master->lock);
+    bool has_run = atomic_load(&master->master) != NULL;
+    if (!has_run) {
+        struct keys *before = master->keys;
+        if (limit_ms != 0) master->heartbeat_limit_ms = limit_ms;
+        if (settings->idle_limit_ms != 0) master->idle_limit_ms = settings->idle_limit_ms;
+        master->new |= settings->new;
+        master->insecure |= settings->insecure;
+        if (settings->events != NULL) memcpy(master->events, events, sizeof events);
+        if (settings->master_count > 0) {
+            memcpy(master->masters, masters, settings->master_count * sizeof *masters);
+            master->master_count = (uint32_t)settings->master_count;
+            master->self = (uint32_t)settings->self;
+        }
+        if (keys != NULL) {
+            master->keys = keys;
+            keys = before;
+        }
+    }
+    pthread_mutex_unlock(&master->lock);
+    keys_release(keys);
+    return has_run ? detail_fail(pcclInvalidUsage, "a master is configured before it runs") : pcclSuccess;
 }
 
 // ---- where it listens ----

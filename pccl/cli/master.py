@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import click
 
@@ -78,20 +79,7 @@ from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_
 @click.option("--background", is_flag=True, help="return once it listens; it goes on in a session of its own")
 @click.option("--log", type=click.Path(), metavar="FILE", help="with --background: write the log there  [default: nowhere]")
 def command(
-    listen: str | None,
-    heartbeat_limit: float | None,
-    masters: str | None,
-    advertise: str | None,
-    on_sigterm: str | None,
-    until_empty: float | None,
-    keys: str | None,
-    cert: str | None,
-    key: str | None,
-    ca: str | None,
-    insecure: bool,
-    web: str | None,
-    background: bool,
-    log: str | None,
+    listen: str | None, masters: str | None, insecure: bool, web: str | None, background: bool, log: str | None, **given: Any
 ) -> None:
     """Run a master, or a standby, until Ctrl-C, which ends the run, or SIGTERM."""
     if log is not None and not background:
@@ -99,7 +87,7 @@ def command(
     if web is not None and background and log is None:
         raise click.UsageError("--web with --background needs --log FILE, to which it writes the address of the page")
 
-    named = {"keys": keys, "cert": cert, "key": key, "ca": ca}
+    named: dict[str, str | None] = {name: given.pop(name) for name in ("keys", "cert", "key", "ca")}
     if not any(named.values()):
         named = {name: os.environ.get(f"PCCL_{name.upper()}") for name in named}
     # The folder may change before the files are read.
@@ -115,7 +103,7 @@ def command(
             if page is not None:
                 subprocess.Popen([*page, "--parent", str(os.getpid())], stdin=subprocess.DEVNULL)
 
-        return serve(address, heartbeat_limit, masters, on_sigterm, advertise, until_empty, begin, insecure=insecure, **paths)
+        return serve(address, masters=masters, insecure=insecure, ready=begin, **{**given, **paths})
 
     sys.exit(serve_in_background(log, serve_given) if background else serve_given())
 

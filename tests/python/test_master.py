@@ -380,8 +380,8 @@ def told(monkeypatch):
     call = _master.call
 
     def note(handle, function, *arguments, **named):
-        if function == "pccl_ext_master_set_list":
-            told.append(arguments[1:])
+        if function == "pccl_ext_master_configure":
+            told.append((arguments[0].master_count, arguments[0].self))
         call(handle, function, *arguments, **named)
 
     monkeypatch.setattr(_master, "call", note)

@@ -48,7 +48,8 @@ static inline int world(const pcclComm_t *comm) { return attribute(comm, PCCL_AT
 static inline void start_master(struct run *run) {
     memset(run, 0, sizeof *run);
     REQUIRE(pcclCreateMaster(loopback(0), &run->master) == pcclSuccess);
-    REQUIRE(pccl_ext_master_set_heartbeat(run->master, heartbeat_ms) == pcclSuccess);
+    struct pccl_ext_master_settings settings = {.heartbeat_limit_ms = heartbeat_ms};
+    REQUIRE(pccl_ext_master_configure(run->master, &settings) == pcclSuccess);
     REQUIRE(pcclRunMaster(run->master) == pcclSuccess);
     REQUIRE(pccl_ext_master_port(run->master, &run->port) == pcclSuccess);
 }

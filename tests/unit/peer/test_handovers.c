@@ -134,7 +134,8 @@ int main(int argc, char **argv) {
     pcclMasterInstance_t *master;
     uint16_t port;
     REQUIRE(pcclInit() == pcclSuccess && pcclCreateMaster(loopback(0), &master) == pcclSuccess);
-    REQUIRE(pccl_ext_master_set_heartbeat(master, CALM_MS) == pcclSuccess && pcclRunMaster(master) == pcclSuccess);
+    struct pccl_ext_master_settings settings = {.heartbeat_limit_ms = CALM_MS};
+    REQUIRE(pccl_ext_master_configure(master, &settings) == pcclSuccess && pcclRunMaster(master) == pcclSuccess);
     REQUIRE(pccl_ext_master_port(master, &port) == pcclSuccess);
     pid_t mate = start(port, "mate"), victim = start(port, "victim");
     pcclComm_t *comm = join(port);
