@@ -629,8 +629,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="never_completed",  # a supervisor cannot tell the end of a run from its loss
         file="master/core.c",
-        old="core_activity(core) == WIRE_IDLE && core->run.completed;",
-        new="false;",
+        old="activity == WIRE_IDLE && run->completed,",
+        new="false,",
         test="master/test_core.c",
     ),
     # ---- links, what is seen of them, and states that differ ----
