@@ -51,14 +51,14 @@ enum {
 struct options {
     const char *listen, *host, *masters, *place, *keys, *cert, *key, *ca;
     ccoip_socket_address_t address, list[MOST_MASTERS];
-    size_t count, self;                         // masters in `list`, and the index of this one
-    unsigned long heartbeat_ms, until_empty_ms; // 0: not given
-    unsigned long log;                          // 0: not given
-    bool new, own_keys, insecure, background, leave;
+    size_t count, self;                             // masters in `list`, and the index of this one
+    unsigned long heartbeat_ms, until_empty_ms;     // 0: not given
+    unsigned long log;                              // 0: not given
+    int new, own_keys, insecure, background, leave; // flags of getopt_long
 };
 
 static pcclMasterInstance_t *master; // set before the handlers are installed
-static bool sigterm_ends;            // otherwise it detaches
+static int sigterm_ends;             // a flag; otherwise it detaches
 
 static void stop(int number) {
     if (number == SIGINT || sigterm_ends)
@@ -111,7 +111,7 @@ static bool read_list(struct options *options) {
 }
 
 static bool read_options(struct options *options, int count, char **words) {
-    static const struct option names[] = {
+    const struct option names[] = {
         {"listen", required_argument, NULL, 'l'},
         {"host", required_argument, NULL, 'h'},
         {"masters", required_argument, NULL, 'm'},
@@ -120,15 +120,15 @@ static bool read_options(struct options *options, int count, char **words) {
         {"heartbeat-limit", required_argument, NULL, 'b'},
         {"log", required_argument, NULL, 'f'},
         {"keys", required_argument, NULL, 'k'},
-        {"own-keys", no_argument, NULL, 'o'},
+        {"own-keys", no_argument, &options->own_keys, true},
         {"cert", required_argument, NULL, 'c'},
         {"key", required_argument, NULL, 'y'},
         {"ca", required_argument, NULL, 'a'},
-        {"end-on-sigterm", no_argument, NULL, 'e'},
-        {"new", no_argument, NULL, 'n'},
-        {"insecure", no_argument, NULL, 'i'},
-        {"background", no_argument, NULL, 'g'},
-        {"leave", no_argument, NULL, 'x'},
+        {"end-on-sigterm", no_argument, &sigterm_ends, true},
+        {"new", no_argument, &options->new, true},
+        {"insecure", no_argument, &options->insecure, true},
+        {"background", no_argument, &options->background, true},
+        {"leave", no_argument, &options->leave, true},
         {NULL, 0, NULL, 0},
     };
     bool fine = true;
@@ -142,15 +142,10 @@ static bool read_options(struct options *options, int count, char **words) {
         case 'b': fine = fine && read_number(optarg, UINT32_MAX, &options->heartbeat_ms); break;
         case 'f': fine = fine && read_number(optarg, INT32_MAX, &options->log); break;
         case 'k': options->keys = optarg; break;
-        case 'o': options->own_keys = true; break;
         case 'c': options->cert = optarg; break;
         case 'y': options->key = optarg; break;
         case 'a': options->ca = optarg; break;
-        case 'e': sigterm_ends = true; break;
-        case 'n': options->new = true; break;
-        case 'i': options->insecure = true; break;
-        case 'g': options->background = true; break;
-        case 'x': options->leave = true; break;
+        case 0: break; // a flag
         default: fine = false;
         }
     if (!fine || optind < count || options->listen == NULL) return false;

@@ -13,23 +13,18 @@ bool service_open(struct engine *engine, struct service *service) {
     return open;
 }
 
-static void end(struct engine *engine) {
-    engine_assert_locked(engine);
-    struct service *service = engine->service;
-    if (service == NULL || service->ending) return;
-    service->ending = true;
-    engine_wake(engine);
-}
-
 void service_end(struct engine *engine) {
     engine_lock(engine);
-    end(engine);
+    if (engine->service != NULL && !engine->service->ending) {
+        engine->service->ending = true;
+        engine_wake(engine);
+    }
     engine_unlock(engine);
 }
 
 struct service *service_close(struct engine *engine) {
+    service_end(engine);
     engine_lock(engine);
-    end(engine);
     while (engine->service != NULL) pthread_cond_wait(&engine->service_stopped, &engine->lock);
     struct service *service = engine->stopped_service;
     engine->stopped_service = NULL;

@@ -186,11 +186,7 @@ static struct frame *next_frame(struct sync *sync, struct lane *lane) {
 // ---- callers, and the control side ----
 static void sync_free(struct sync *sync) {
     leaf_pool_free(sync->pool);
-    while (sync->requesters != NULL) {
-        struct requester *requester = sync->requesters;
-        sync->requesters = requester->next;
-        free(requester);
-    }
+    while (sync->requesters != NULL) forget_requester(sync, sync->requesters->peer);
     free(sync->plan);
     free(sync->donors);
     free(sync->theirs);
@@ -263,12 +259,12 @@ void sync_look(struct engine *engine, struct sync_report *out) {
 }
 
 // ---- the thread ----
+static bool is_ask(const struct incoming *in) {
+    return in->header.type == WIRE_SYNC_ASK || in->header.type == WIRE_SYNC_ASK_HASHES;
+}
+
 static bool sync_locate(struct service *service, struct incoming *in) {
-    switch (in->header.type) {
-    case WIRE_SYNC_HASHES:
-    case WIRE_SYNC_LEAF: return sync_receive_locate(sync_of(service), in);
-    default: return in->length == 0;
-    }
+    return is_ask(in) ? in->length == 0 : sync_receive_locate(sync_of(service), in);
 }
 
 static bool take_ask(struct sync *sync, const struct incoming *in) {
@@ -279,11 +275,7 @@ static bool take_ask(struct sync *sync, const struct incoming *in) {
 }
 
 static bool sync_arrived(struct service *service, struct incoming *in) {
-    switch (in->header.type) {
-    case WIRE_SYNC_HASHES:
-    case WIRE_SYNC_LEAF: return sync_receive_take(sync_of(service), in);
-    default: return take_ask(sync_of(service), in);
-    }
+    return is_ask(in) ? take_ask(sync_of(service), in) : sync_receive_take(sync_of(service), in);
 }
 
 static struct frame *sync_next(struct service *service, struct lane *lane) {

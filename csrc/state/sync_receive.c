@@ -37,8 +37,7 @@ static uint32_t donor_of(const struct sync *sync, const struct neighbour *peer) 
 static bool send_ask(struct sync *sync, struct neighbour *peer, uint16_t type, const struct wire_sync_ask *ask) {
     struct wire_head head = {.sync_ask = *ask};
     engine_lock(sync->engine);
-    bool way = peer != NULL && peer->lanes[0] != NULL;
-    struct frame *frame = way ? service_frame(sync->engine, type, &head, 0) : NULL;
+    struct frame *frame = peer != NULL && peer->lanes[0] != NULL ? service_frame(sync->engine, type, &head, 0) : NULL;
     if (frame != NULL) neighbour_push(peer, frame);
     engine_unlock(sync->engine);
     return frame != NULL;
