@@ -97,9 +97,9 @@ static bool read_address(const char *text, size_t length, ccoip_socket_address_t
 
 static bool read_list(struct options *options) {
     unsigned long place = MOST_MASTERS;
-    for (const char *text = options->masters; options->count < MOST_MASTERS; text++) {
+    for (const char *text = options->masters;; text++) {
         size_t length = strcspn(text, ",");
-        if (!read_address(text, length, &options->list[options->count])) return false;
+        if (options->count == MOST_MASTERS || !read_address(text, length, &options->list[options->count])) return false;
         if (strlen(options->listen) == length && memcmp(text, options->listen, length) == 0) place = options->count;
         options->count++;
         text += length;
