@@ -350,7 +350,7 @@ class ElasticSampler(DistributedSampler[Any]):
                     raise ValueError(f"commit: {samples} samples, but {self._drawn - own} were handed out since the last commit")
                 self._sealed = own + samples
                 self._given = max(self._given, self._sealed)
-            comm = self._communicator()
+            comm = communicator_of(self._comm)
             lost = self.commit_step(comm, timeout)
             if lost and comm is not None:
                 self.sync(comm, timeout)
@@ -381,7 +381,7 @@ class ElasticSampler(DistributedSampler[Any]):
         `keeps_open`: samples that were given to the program, and are in no finished step, stay those of this rank; else the step
         was lost, and they are dealt out again. RuntimeError, on all: members have different states or settings.
         """
-        comm = comm or self._communicator()
+        comm = comm or communicator_of(self._comm)
         if comm is None:
             return
         with self._lock:
@@ -444,16 +444,13 @@ class ElasticSampler(DistributedSampler[Any]):
 
     # ---- inside; all with the lock ----
 
-    def _communicator(self) -> Communicator | None:
-        return communicator_of(self._comm)
-
     def _fingerprint(self) -> int:
         ledger = self._ledger
         return fingerprint(ledger.size, self.seed, bool(self.shuffle), bool(ledger.drop_last), self.global_batch_size)
 
     def _share(self, count: int) -> int:
         members = len(self._ledger.members) or self.num_replicas
-        if not self._ledger.members and self._communicator() is not None and self._comm is None:
+        if not self._ledger.members and communicator_of(self._comm) is not None and self._comm is None:
             members = int(os.environ.get("WORLD_SIZE", members)) if self._joins() else dist.get_world_size()
         return count // members if self.drop_last else -(-count // members)
 

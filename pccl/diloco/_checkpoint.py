@@ -24,8 +24,8 @@ def outer_tensors(state: SharedState, without: str) -> dict[str, torch.Tensor]:
     return {info.name: info._owner for info in state._tensor_infos if info.name != without}
 
 
-def require_same(own: Mapping[str, torch.Tensor], told: Mapping[str, torch.Tensor], what: str) -> None:
-    """ValueError names the first tensor that has another name, shape or data type in the checkpoint."""
+def require_same(own: Mapping[str, Any], told: Mapping[str, Any], what: str) -> None:
+    """ValueError names the first tensor or array that has another name, shape or data type in the checkpoint."""
     _require_names(own, told, what)
     for name, tensor in own.items():
         if (tensor.shape, tensor.dtype) != (told[name].shape, told[name].dtype):
@@ -64,11 +64,8 @@ def user_state(state: State) -> dict[str, Any]:
 def require_user_state(state: State, told: Mapping[str, Any]) -> None:
     """ValueError names the value that only this process or only the checkpoint has, or whose shape or data type differs."""
     own = user_state(state)
-    for part in ("values", "objects"):
-        _require_names(own[part], told[part], "state")
-    for name, value in own["values"].items():
-        if (value.shape, value.dtype) != (told["values"][name].shape, told["values"][name].dtype):
-            raise ValueError(f"state {name!r} has another shape or data type in the checkpoint")
+    require_same(own["values"], told["values"], "state")
+    _require_names(own["objects"], told["objects"], "state")
 
 
 @torch.no_grad()

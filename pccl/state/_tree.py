@@ -109,16 +109,15 @@ class _Writer:
         )
 
     def _tagged(self, value: Any, kind: type, path: str, depth: int) -> dict[str, Any] | None:
-        sequence = _SEQUENCES.get(kind)
-        if sequence is not None:
-            return {sequence: [self.tree(one, f"{path}[{place}]", depth + 1) for place, one in enumerate(value)]}
-        mapping = _MAPPINGS.get(kind)
-        if mapping is not None:
+        name = _NAMES.get(kind, "")
+        if name in _SEQUENCES:
+            return {name: [self.tree(one, f"{path}[{place}]", depth + 1) for place, one in enumerate(value)]}
+        if name in _MAPPINGS:
             pairs = [
                 [self.tree(key, f"{path} key {key!r}", depth + 1), self.tree(one, _below(path, key), depth + 1)]
                 for key, one in value.items()
             ]
-            return {mapping: pairs}
+            return {name: pairs}
         if isinstance(value, torch.Tensor):
             return {"tensor": self._tensor(value, path)}
         if kind in (bytes, bytearray):
@@ -130,8 +129,8 @@ class _Writer:
         if kind in (torch.dtype, torch.device):
             return {kind.__name__: str(value).removeprefix("torch.")}
         if kind in _to_trees:
-            name, to_tree = _to_trees[kind]
-            return {"object": [name, self.tree(to_tree(value), path, depth + 1)]}
+            given, to_tree = _to_trees[kind]
+            return {"object": [given, self.tree(to_tree(value), path, depth + 1)]}
         if kind.__module__ == "numpy":
             return self._numpy(value, path)
         return None
@@ -171,19 +170,20 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-_SEQUENCES: dict[type, str] = {
-    tuple: "tuple",
-    set: "set",
-    frozenset: "frozenset",
-    collections.deque: "deque",
-    torch.Size: "size",
+_SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": collections.deque,
+    "size": torch.Size,
 }
-_MAPPINGS: dict[type, str] = {
-    dict: "dict",
-    OrderedDict: "ordereddict",
-    collections.Counter: "counter",
-    collections.defaultdict: "dict",
+_MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
+    "dict": dict,
+    "ordereddict": OrderedDict,
+    "counter": collections.Counter,
 }
+_NAMES: dict[Any, str] = {kind: name for name, kind in (*_SEQUENCES.items(), *_MAPPINGS.items())}
+_NAMES[collections.defaultdict] = "dict"
 
 # ---- decode ----
 
@@ -226,11 +226,18 @@ class _Reader:
         if len(tree) != 1:
             raise TreeError("the state is malformed: an object has one key")
         ((kind, content),) = tree.items()
-        make = _KINDS.get(kind)
-        if make is None or kind in self._refused:
+        if kind in self._refused:
             raise TreeError(f"the state is malformed: kind {kind!r}")
         try:
-            return make(self, content, depth)
+            if kind in _SEQUENCES:
+                return _SEQUENCES[kind](self.sequence(content, depth))
+            if kind in _MAPPINGS:
+                return _MAPPINGS[kind](self.pairs(content, depth))
+            if kind == "object":
+                return self.object(content, depth)
+            if kind not in _KINDS:
+                raise TreeError(f"the state is malformed: kind {kind!r}")
+            return _KINDS[kind](self, content)
         except TreeError:
             raise
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError) as error:
@@ -241,8 +248,8 @@ class _Reader:
             raise TreeError("the state is malformed: a sequence is a list")
         return [self.value(one, depth + 1) for one in content]
 
-    def pairs(self, content: Any, depth: int) -> list[tuple[Any, Any]]:
-        return [(self.value(key, depth + 1), self.value(one, depth + 1)) for key, one in content]
+    def pairs(self, content: Any, depth: int) -> dict[Any, Any]:
+        return {self.value(key, depth + 1): self.value(one, depth + 1) for key, one in content}
 
     def raw(self, offset: Any, length: Any) -> memoryview:
         whole = isinstance(offset, int) and isinstance(length, int)
@@ -286,26 +293,17 @@ def _float(text: Any) -> float:
     return float(text)
 
 
-_KINDS: dict[str, Callable[[_Reader, Any, int], Any]] = {
-    "float": lambda reader, content, depth: _float(content),
-    "tuple": lambda reader, content, depth: tuple(reader.sequence(content, depth)),
-    "set": lambda reader, content, depth: set(reader.sequence(content, depth)),
-    "frozenset": lambda reader, content, depth: frozenset(reader.sequence(content, depth)),
-    "deque": lambda reader, content, depth: collections.deque(reader.sequence(content, depth)),
-    "size": lambda reader, content, depth: torch.Size(reader.sequence(content, depth)),
-    "dict": lambda reader, content, depth: dict(reader.pairs(content, depth)),
-    "ordereddict": lambda reader, content, depth: OrderedDict(reader.pairs(content, depth)),
-    "counter": lambda reader, content, depth: collections.Counter(dict(reader.pairs(content, depth))),
-    "bytes": lambda reader, content, depth: bytes(reader.raw(*content)),
-    "bytearray": lambda reader, content, depth: bytearray(reader.raw(*content)),
-    "complex": lambda reader, content, depth: complex(float(content[0]), float(content[1])),
-    "uuid": lambda reader, content, depth: UUID(hex=content),
-    "dtype": lambda reader, content, depth: _DTYPES[content],
-    "device": lambda reader, content, depth: torch.device(content),
-    "tensor": lambda reader, content, depth: reader.tensor(content),
-    "array": lambda reader, content, depth: reader.numpy(content),
-    "scalar": lambda reader, content, depth: reader.numpy(content)[()],
-    "object": lambda reader, content, depth: reader.object(content, depth),
+_KINDS: dict[str, Callable[[_Reader, Any], Any]] = {
+    "float": lambda reader, content: _float(content),
+    "bytes": lambda reader, content: bytes(reader.raw(*content)),
+    "bytearray": lambda reader, content: bytearray(reader.raw(*content)),
+    "complex": lambda reader, content: complex(float(content[0]), float(content[1])),
+    "uuid": lambda reader, content: UUID(hex=content),
+    "dtype": lambda reader, content: _DTYPES[content],
+    "device": lambda reader, content: torch.device(content),
+    "tensor": lambda reader, content: reader.tensor(content),
+    "array": lambda reader, content: reader.numpy(content),
+    "scalar": lambda reader, content: reader.numpy(content)[()],
 }
 
 _LARGE_KINDS = frozenset({"bytes", "bytearray", "tensor", "array", "scalar", "object"})
