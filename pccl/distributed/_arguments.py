@@ -58,6 +58,12 @@ class Coalescing(threading.local):
     generator: Any = None
     """Behind the block of torch's `_coalescing_manager`: torch does not say when an exception ends one."""
 
+    def add(self, work: Work) -> None:
+        if self.generator is not None and self.generator.gi_frame is None:
+            self.works = self.generator = None
+        if self.works is not None:
+            self.works.append(work)
+
 
 _TorchGroup: Any = dist.ProcessGroup  # whose overloads, one for each way that a call was ever made, nobody can match
 
@@ -107,8 +113,7 @@ class Arguments(_TorchGroup):  # type: ignore[misc]
 
     def _work(self, calls: list[Call], opts: Any, timeout: Limit, result: Any) -> Work:
         work = Work(self._completer, calls, self._seconds(opts, timeout), result)
-        if self._coalescing.works is not None:
-            self._coalescing.works.append(work)
+        self._coalescing.add(work)
         return work
 
     def _seconds(self, opts: Any, timeout: Limit) -> float:
@@ -213,8 +218,8 @@ class Arguments(_TorchGroup):  # type: ignore[misc]
                 text = f"the first dimension of the {role}, {rows}, must be a multiple of {size}, or split sizes given"
                 self._refuse(name, text, size=before)
             return [tensor.numel() // size] * size
-        if len(sizes) != size or sum(sizes) != rows:
-            text = f"the {role} split sizes must be {size} numbers whose sum is the first dimension, {rows}"
+        if len(sizes) != size or sum(sizes) != rows or min(sizes) < 0:
+            text = f"the {role} split sizes must be {size} numbers from 0 on whose sum is the first dimension, {rows}"
             self._refuse(name, f"{text}, not {list(sizes)}", size=len(sizes))
         row = tensor.numel() // rows if rows else 0
         return [count * row for count in sizes]

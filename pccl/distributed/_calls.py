@@ -42,7 +42,7 @@ _AGAIN = 1 << 56
 class Call(Protocol):
     """Something under way that a `Work` waits for."""
 
-    def wait(self, timeout: float | None) -> None:
+    def wait(self, timeout: float | None) -> object:
         """Returns when it has ended well; may be repeated after a CollectiveTimeoutError."""
 
     def done(self) -> bool:

@@ -97,17 +97,12 @@ class Collectives(Arguments):
                 refuse_python_reducer()
             elif _callers.hook_of_ddp(frame):
                 divisor = self._size_for_hooks
-        if tensors[0].is_sparse:
+        if tensors and tensors[0].is_sparse:
             return self._sparse_all_reduce(tensors[0], opts, timeout, divisor)
         calls = self._all_reduce(tensors, opts, divisor, whole=self._needs_all(frame))
         work = self._work(calls, opts, timeout, tensors)
         work.for_cpp = _callers.reducer_of_ddp(frame)
         return work
-
-    @announced
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        calls = self._all_reduce(tensors, opts, None, whole=self._needs_all(_callers.caller()))
-        return self._work(calls, opts, None, tensors)
 
     def _needs_all(self, frame: FrameType | None) -> bool:
         """Whether an all-reduce may sum parts of one result: a functional one, as that of DTensor, in fixed membership.
@@ -463,6 +458,7 @@ class Collectives(Arguments):
 
     # ---- the older names ----
 
+    allreduce_coalesced = allreduce
     _allgather_base = all_gather_single
     gather_into_tensor = gather_single
     _reduce_scatter_base = reduce_scatter_single

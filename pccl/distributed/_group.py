@@ -168,7 +168,7 @@ class ProcessGroup(PointToPoint):
         """What a loss does: "elastic", "fixed" or "strict"."""
         return "strict" if self._launcher.strict else "fixed" if self._launcher.view.fixed else "elastic"
 
-    def subgroup(self, store: dist.Store, ranks: Sequence[int], timeout: timedelta) -> ProcessGroup:
+    def subgroup(self, store: dist.Store, ranks: Sequence[int], timeout: timedelta, *, stands_in: bool = False) -> ProcessGroup:
         """A group of some members, by their ranks in this one. Each of them calls it; nothing is sent."""
         above = self._launcher
         members = [above.view.members[rank] for rank in ranks]
@@ -180,7 +180,7 @@ class ProcessGroup(PointToPoint):
         name = f"{self._made[key]} of ranks {list(ranks)}" if view.fixed else f"{self._made[key]} in {above.seed:x}"
         launcher = Launcher(above.communicator, name, view, strict=above.strict)
         launcher.guard = above.guard
-        launcher.stands_in, launcher.apart = above.stands_in, above.apart
+        launcher.stands_in, launcher.apart = above.stands_in or stands_in, above.apart
         made = ProcessGroup(store, launcher, self._completer, timeout, self._group_of_all or self)
         made._places = tuple(ranks)
         (self._group_of_all or self)._subgroups.add(made)
@@ -240,10 +240,6 @@ class ProcessGroup(PointToPoint):
         launcher.guard.members, launcher.guard.tags = frozenset(members), tuple(tags)
         for group in (self, *self._subgroups):
             group._launcher.guard, group._launcher.strict = launcher.guard, True
-
-    def end_broken_calls(self, timeout: float) -> None:
-        """Ends the calls that nobody awaited, if a member that `guard` was given is lost."""
-        self._launcher.end_broken_calls(timeout)
 
     # ---- what torch asks of it by name ----
 
@@ -321,13 +317,7 @@ class ProcessGroup(PointToPoint):
     def _end_coalescing(self, device: torch.device) -> Work:
         begun = self._coalescing.works or []
         self._coalescing.works = self._coalescing.generator = None
-        return Work(self._completer, [work.as_call() for work in begun], self._timeout, [work.outcome for work in begun])
-
-    def _work(self, *arguments: Any, **named: Any) -> Work:
-        block = self._coalescing
-        if block.generator is not None and block.generator.gi_frame is None:  # an exception has ended the block
-            block.works = block.generator = None
-        return super()._work(*arguments, **named)
+        return Work(self._completer, begun, self._timeout, [work.outcome for work in begun])
 
     # ---- its end ----
 
@@ -464,7 +454,10 @@ def create(asked: Any, options: Any = None) -> ProcessGroup:
     options = options or Options()
     above = dist.GroupMember.WORLD
     if isinstance(above, ProcessGroup):
-        return above.subgroup(asked.store, asked.global_ranks_in_group, asked.timeout)
+        if (options.membership or options.strict is not None) and _membership(options) != above.membership:
+            text = f'the group of all has the membership "{above.membership}", which all groups share'
+            raise ValueError(f"new_group: {text}; it cannot have another one, so give Options to init_process_group")
+        return above.subgroup(asked.store, asked.global_ranks_in_group, asked.timeout, stands_in=options.stands_in)
     membership = _membership(options)
     name = WORLD_NAME if above is None else asked.group_id  # a group beside one of another backend
     communicator, members = _bootstrap.connect(

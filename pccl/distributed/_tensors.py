@@ -6,6 +6,7 @@ stream: the core begins after that, and what comes after the end is told by mark
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
@@ -60,6 +61,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous()
         and not tensor.is_neg()
         and not tensor.is_conj()
+        and not hasattr(tensor, "trigger_wait")  # of a functional collective: what reads or writes it waits for that
     )
 
 
@@ -154,6 +156,11 @@ def _place(tensor: torch.Tensor) -> torch.device:
     return tensor.device if tensor.is_cuda else torch.device("cpu")
 
 
+def made_on_cpu() -> contextlib.AbstractContextManager[object]:
+    """In this block tensors are made on the CPU, where the program has set another default device."""
+    return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
 def _fill(tensor: torch.Tensor, source: torch.Tensor) -> None:
     tensor.detach().copy_(source)
     if source.is_cuda:  # which was allocated for another stream, perhaps
@@ -166,7 +173,7 @@ def scale(tensor: torch.Tensor, factor: int, divisor: int) -> None:
         tensor.mul_(factor / divisor)
     elif tensor.dtype is torch.uint64:  # torch does not divide them
         made = [(value * factor + divisor // 2) // divisor % (1 << 64) for value in tensor.flatten().tolist()]
-        tensor.copy_(torch.tensor(made, dtype=torch.uint64).view(tensor.shape))
+        tensor.copy_(torch.tensor(made, dtype=torch.uint64, device="cpu").view(tensor.shape))
     elif tensor.dtype is not torch.bool:
         values = tensor.to(torch.int64)
         whole = values.div(divisor, rounding_mode="floor")
@@ -232,12 +239,12 @@ class _Pool:
             for number, memory in enumerate(self._free):
                 if size <= memory.numel() <= 2 * size:
                     return self._free.pop(number)[:size].view(dtype)
-        return torch.empty(size, dtype=torch.uint8).view(dtype)
+        return torch.empty(size, dtype=torch.uint8, device=place).view(dtype)
 
     def give(self, memory: torch.Tensor) -> None:
         if memory.nbytes < POOLED_LEAST or not memory.is_cpu:
             return
-        whole = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage())
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory.untyped_storage())
         with self._lock:
             self._free.append(whole)
             while sum(one.numel() for one in self._free) > POOLED_MOST:

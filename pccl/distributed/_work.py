@@ -25,6 +25,9 @@ from pccl.distributed._calls import TURN_SECONDS, Call, Origin, hearing, made_un
 from pccl.distributed._errors import CollectiveTimeoutError
 from pccl.distributed._tensors import Marks, follow, mark
 
+LEAST_SECONDS = 1e-3
+"""A limit that has passed; 0 would stand for that of the group."""
+
 _STOP_SECONDS = 5.0
 """How long the thread is waited for at its end, where the calls of others are still under way."""
 
@@ -88,6 +91,10 @@ class Future(torch.futures.Future[Any]):
                 callback(self)
 
         super().add_done_callback(run)
+
+    @property
+    def has_callbacks(self) -> bool:
+        return self._callbacks > 0
 
     def _next_origin(self) -> Origin | None:
         self._callbacks += 1
@@ -154,7 +161,7 @@ class Work(dist.Work):
                 return
             while self._calls:
                 try:
-                    self._calls[0].wait(max(0.0, end - time.monotonic()) if len(self._calls) > 1 else seconds)
+                    self._calls[0].wait(max(LEAST_SECONDS, end - time.monotonic()) if len(self._calls) > 1 else seconds)
                 except CollectiveTimeoutError:
                     raise
                 except Exception as error:
@@ -211,16 +218,14 @@ class Work(dist.Work):
             self._settled.add(future)
             return not late
 
-    def as_call(self) -> Call:
-        """What another work waits for that has this one as a part."""
-        return _Part(self)
-
     def devices(self) -> list[Device]:
         return [*{tensor.device for tensor in _tensors(self.outcome) if not tensor.is_cpu}]
 
     def is_completed(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
         return self._ended or all(call.done() for call in self._calls)
+
+    done = is_completed  # as a call, of which a coalesced work consists
 
     def is_success(self) -> bool:
         """Whether the call has ended well. Waits for nothing but the end of what has arrived."""
@@ -262,16 +267,6 @@ def _compiled() -> Any:
         return torch.jit.script(_tensors_after)
 
 
-class _Part:
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self.origin = work.origin
-        self.done = work.is_completed
-
-    def wait(self, timeout: float | None) -> None:
-        self._work.wait(None if timeout is None else timedelta(seconds=timeout))
-
-
 def _tensors(result: Any) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         return [result]
@@ -298,6 +293,13 @@ class Completer:
             work.complete(work._timeout)
             work.settle(future)
             return future
+        if not self._completes(work, future):
+            while not _settled(work, future, time.monotonic() + work._timeout, patient=True):
+                pass
+        return future
+
+    def _completes(self, work: Work, future: Future) -> bool:
+        """Gives the thread a future to complete. Whether there is a thread: it has not been stopped."""
         with self._starting:
             if not self._stopped:
                 if self._thread is None:
@@ -305,10 +307,7 @@ class Completer:
                     self._thread = threading.Thread(target=self._run, name="pccl:futures", daemon=True)
                     self._thread.start()
                 self._queue.put((work, future))
-                return future
-        while not _settled(work, future, time.monotonic() + work._timeout, patient=True):
-            pass
-        return future
+            return not self._stopped
 
     def adopt(self, work: Work) -> None:
         """Waits for a work that was dropped. What has ended already costs nothing."""
@@ -318,8 +317,8 @@ class Completer:
         if work.is_completed():
             with _heard_apart(work):
                 work.complete(work._timeout)
-        elif not self._stopped:  # else the communicator is closed
-            self.future_of(work)
+        else:  # not by this thread: a callback may have dropped it; without a thread the communicator is closed
+            self._completes(work, Future(work.origin, work.devices()))
 
     def stop(self) -> None:
         """Ends the thread when it has completed what it was given; what is asked of it later is completed by who asks."""
@@ -345,7 +344,25 @@ class Completer:
                     waiting.append((*item, time.monotonic() + item[0]._timeout))
             except queue.Empty:
                 pass
-            waiting = [entry for entry in waiting if not _settled(*entry, patient=entry is waiting[0])]
+            waiting = self._unsettled(waiting)
+
+    @staticmethod
+    def _unsettled(waiting: list[tuple[Work, Future, float]]) -> list[tuple[Work, Future, float]]:
+        """Completes the futures whose calls have ended. Returns the rest.
+
+        The callbacks of a group run in the order of the calls, on all members alike: one may wait for a call that it makes, and
+        would wait forever if another member waited in the callback of another call.
+        """
+        left: list[tuple[Work, Future, float]] = []
+        earlier = set()  # groups of calls that are under way
+        for entry in waiting:
+            work, future, _ = entry
+            group = None if work.origin is None else work.origin[0]
+            if (future.has_callbacks and group in earlier) or not _settled(*entry, patient=entry is waiting[0]):
+                left.append(entry)
+                if group is not None:
+                    earlier.add(group)
+        return left
 
 
 @contextlib.contextmanager
@@ -366,7 +383,7 @@ def _settled(work: Work, future: Future, end: float, *, patient: bool) -> bool:
         return False
     try:
         with _heard_apart(work):
-            work.complete(min(TURN_SECONDS, max(left, 0.0)))
+            work.complete(min(TURN_SECONDS, max(left, LEAST_SECONDS)))
     except CollectiveTimeoutError as error:
         if left > 0:
             return False

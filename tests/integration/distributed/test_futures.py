@@ -12,6 +12,7 @@ import ranks
 import torch
 import torch.distributed as dist
 
+from pccl import Result
 from pccl.distributed import CollectiveTimeoutError
 from pccl.distributed._work import seconds_of
 
@@ -128,3 +129,37 @@ def test_a_limit_in_seconds(limit, seconds):
 def test_what_is_no_limit_is_refused(limit, error, named):
     with pytest.raises(error, match=named):
         seconds_of(limit)
+
+
+class Late:
+    """A call whose end this rank notices later than the other one."""
+
+    def __init__(self, call: Any) -> None:
+        self._call, self._from, self.origin = call, time.monotonic() + 0.5, call.origin
+
+    def wait(self, timeout: float | None) -> None:
+        if time.monotonic() < self._from:
+            time.sleep(0.01)
+            raise CollectiveTimeoutError(Result.TIMED_OUT, "all_reduce", "it is late")
+        self._call.wait(timeout)
+
+    def done(self) -> bool:
+        return time.monotonic() >= self._from and self._call.done()
+
+
+def callbacks_that_wait() -> list[float]:
+    """As those of PowerSGD: each waits for a call that it makes, and the calls of two buckets end in any order."""
+
+    def again(done: Any) -> torch.Tensor:
+        dist.all_reduce(torch.ones(2), async_op=True)  # dropped
+        return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]
+
+    begun = [dist.all_reduce(torch.full((3,), number), async_op=True) for number in (1.0, 2.0)]
+    if dist.get_rank() == 0:
+        begun[0]._calls = [Late(call) for call in begun[0]._calls]
+    ends = [work.get_future().then(again) for work in begun]
+    return [end.wait().unique().item() for end in ends]
+
+
+def test_callbacks_run_in_the_order_of_the_calls():
+    assert ranks.run(callbacks_that_wait, 2, timeout=10) == [[4.0, 8.0]] * 2

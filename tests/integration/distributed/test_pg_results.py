@@ -10,6 +10,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -316,3 +317,17 @@ def overlaps_in_batches() -> list[str]:
 def test_results_are_those_of_gloo(cases: Callable[[], list[str]], size: int) -> None:
     for rank, found in enumerate(ranks.run(cases, size)):
         assert not found, f"rank {rank}: {len(found)} differ, the first of them: " + "; ".join(found[:5])
+
+
+def with_pending_results() -> list[list[float]]:
+    """Results of functional collectives that nobody has waited for, as inputs and outputs of others."""
+    world = dist.group.WORLD
+    pending = functional.all_reduce(torch.full((3,), 1.0 + dist.get_rank()), "sum", world)
+    dist.all_reduce(pending)
+    outputs = [torch.empty(3) for _ in range(dist.get_world_size())]
+    dist.all_gather(outputs, functional.all_reduce(torch.ones(3), "sum", world))
+    return [pending.tolist(), *(output.tolist() for output in outputs)]
+
+
+def test_pending_results_are_waited_for() -> None:
+    assert ranks.run(with_pending_results, 2) == [[[6.0] * 3, [2.0] * 3, [2.0] * 3]] * 2
