@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.optim import Optimizer
 
 from pccl.distributed._fsdp import fsdp_states, internals
-from pccl.distributed._training import outlines, take_outlines
+from pccl.distributed._training import listed, outlines, take_outlines
 from pccl.state._entries import COMPILED
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice
 
@@ -69,10 +69,6 @@ def box(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement
 
 def plain(name: str) -> str:
     return name.replace(COMPILED, "")
-
-
-def listed(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
-    return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -19,8 +19,10 @@ from pccl._errors import PCCLError
 from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._replicated import Replicated
 from pccl.distributed._sharded import Restored, Sharded
+from pccl.distributed._tensors import made_on_cpu
 from pccl.distributed._this_run import this_run
-from pccl.distributed._training import Training
+from pccl.distributed._training import Training, listed
+from pccl.distributed._work import seconds_of
 from pccl.notice import Notice, as_notice, weakly
 from pccl.state import load, save
 from pccl.state._module import require_same_names
@@ -31,14 +33,6 @@ from pccl.state._snapshots.keeper import Keeper
 from pccl.state._snapshots.snapshot import Report as SnapshotReport
 
 _Result = TypeVar("_Result")
-
-_OWN = frozenset(
-    {
-        *("_values", "_training", "_sharded", "_replicated", "_every", "_calls", "_steps", "_known", "_leaves", "_deals"),
-        "_notice",
-    }
-)
-"""Attributes of an Elastic that are no values."""
 
 
 class Elastic:
@@ -92,20 +86,19 @@ class Elastic:
         for name in values:
             if name.startswith("_") or hasattr(type(self), name):
                 raise ValueError(f"Elastic: {name!r} cannot be the name of a value; choose another name")
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+        optimizers = listed(optimizer)
         self._values = values
         self._training = Training(model, optimizers)
         self._sharded: Sharded | None = None
+        callbacks = _weak(self._told_values), _weak(self._take_told_values), _weak(self._progress)
         if self._training.is_sharded:
             if parity_every is not None:
                 raise ValueError("parity_every compares what all members hold alike, and this model is sharded")
             commits = [one.commit_tag for one in self._data()]
-            callbacks = self._told_values, self._take_told_values, self._progress
             self._sharded = Sharded(self._training, snapshots, *callbacks, every, commits)
         elif snapshots is not None:
             raise ValueError("snapshots are for sharded models; every member of this training has the whole state")
-        weak = _weak(self._told_values), _weak(self._take_told_values), _weak(self._progress)
-        self._replicated = Replicated(self._training, *weak, every, parity_every, parity)
+        self._replicated = Replicated(self._training, *callbacks, every, parity_every, parity)
         self._every = every
         self._calls = 0
         self._steps = 0
@@ -119,16 +112,20 @@ class Elastic:
         if self._notice is not None:
             self._notice.listen(weakly(self._on_notice))
 
-    def sync(self, timeout: timedelta | None = None) -> bool:
+    def sync(self, timeout: timedelta | float | None = None) -> bool:
         """Lets newcomers in; at one of them, becomes a member. Whether the members are others than after the last call.
 
         Then ranks and the world size may be others too, so that data has to be shared out anew; the first call gives True.
-        It is a barrier of all members, to be called between two steps. `timeout`: as of the group, unless given.
+        It is a barrier of all members, to be called between two steps. `timeout`, in seconds if it is a number: as of the group,
+        unless given.
 
         JoinError, at a newcomer only: it was not let in. Left, after `leave`: this process is a member no longer.
         """
         group = group_of_all("Elastic")
-        seconds = group._timeout if timeout is None else timeout.total_seconds()
+        with made_on_cpu():
+            return self._sync(group, seconds_of(timeout) or group._timeout)
+
+    def _sync(self, group: ProcessGroup, seconds: float) -> bool:
         looks = self._calls % self._every == 0
         self._wants_to_leave()
         lost = self._commit_data(group, seconds)
@@ -232,9 +229,10 @@ class Elastic:
     def _commit(self) -> bool:
         """Commits the samples between two calls of `sync`. Returns whether a member was lost, whose samples others get then."""
         group = group_of_all("Elastic")
-        lost = self._commit_data(group, group._timeout)
-        if lost:
-            self._deal_data(group, group._timeout)
+        with made_on_cpu():
+            lost = self._commit_data(group, group._timeout)
+            if lost:
+                self._deal_data(group, group._timeout)
         return lost
 
     def _deal_data(self, group: ProcessGroup, seconds: float, *, keeps_open: bool = True) -> None:
@@ -260,6 +258,9 @@ class Elastic:
 
         ValueError, RuntimeError: the state is that of another training; the model and the values are unspecified then.
         """
+        lacks = sorted({"model", "optimizers", "values", "steps"} - state.keys())
+        if lacks:
+            raise ValueError(f"Elastic: the state lacks {', '.join(lacks)}; load what Elastic.state_dict or Elastic.save made")
         require_same_names(self._values, state["values"], "value")
         self._training.load_state_dict(state)
         self._take_told_values(state)
@@ -304,7 +305,8 @@ class Elastic:
         return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
+        own = vars(self)
+        if name in own or (name.startswith("_") and "_notice" not in own):  # which the constructor sets last
             object.__setattr__(self, name, value)
         elif name in self._values:
             self._values[name] = value

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from pccl._results import ParityInfo
 from pccl.distributed._group import ProcessGroup, group_of_all
-from pccl.distributed._training import Training
+from pccl.distributed._training import Training, listed
+from pccl.distributed._work import seconds_of
 
 
 def check_parity(
@@ -21,7 +22,7 @@ def check_parity(
     policy: str = "raise",
     fraction: float = 1.0,
     group: dist.ProcessGroup | None = None,
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
 ) -> ParityInfo:
     """Compares the parameters, and the optimizers' tensors of more than 16 elements, of all members, bit for bit.
 
@@ -33,11 +34,10 @@ def check_parity(
     comm = world.communicator
     if group is not None and not isinstance(group, ProcessGroup):
         raise TypeError(f'group must be a process group of the backend "pccl", not {group!r}')
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     return comm.check_parity(
-        Training(model, optimizers).entries().tensors,
+        Training(model, listed(optimizer)).entries().tensors,
         policy=policy,
         fraction=fraction,
         group=None if group in (None, world) else comm.group(group._launcher.view.founders),
-        timeout=None if timeout is None else timeout.total_seconds(),
+        timeout=seconds_of(timeout) or None,
     )

@@ -29,15 +29,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.optim import Optimizer
 
-from pccl.distributed._dtensors import (
-    box,
-    listed,
-    parameters_of,
-    plain,
-    sharded_parameter,
-    states_of_optimizers,
-)
+from pccl.distributed._dtensors import box, parameters_of, plain, sharded_parameter, states_of_optimizers
 from pccl.distributed._fsdp import SETTINGS, check_attributes, check_parameter, fsdp_states, internals, unsupported
+from pccl.distributed._training import listed
 
 _OWN = "_pccl_made"
 """An attribute of the meshes that `remesh` makes by itself. With such a mesh its process groups end."""

@@ -31,8 +31,8 @@ _DONE = {"repair": "repaired from the majority", "expel": "expelled"}
 _LARGE_BYTES = 1 << 16
 """A buffer, or a tensor in a value, that has as many travels only to a newcomer that lacks it; a smaller one with the values."""
 
-_begun: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
-"""Groups whose first sync is over."""
+_current: weakref.WeakKeyDictionary[ProcessGroup, weakref.ref[Replicated]] = weakref.WeakKeyDictionary()
+"""The training of each group whose first sync is over; a later one may take its place."""
 
 
 class Replicated:
@@ -57,6 +57,7 @@ class Replicated:
         self._policy = policy
         self._revision = 0
         self._round = 1
+        self._group: weakref.ref[ProcessGroup] | None = None
         self.loaded: int | None = None
         """The step of the checkpoint that this process has loaded; None after the first sync."""
 
@@ -68,19 +69,31 @@ class Replicated:
         `step` counts the calls of the run. `announce` tells the members that this process leaves, if it does.
         """
         comm, joins = group.communicator, is_joining()
-        anew = joins or group not in _begun
+        anew = joins or self._is_new(group)
         if joins:
             self._join(group, seconds)
         elif anew:
             self._begin(group, seconds)
         elif self._parity_every and step % self._parity_every == 0:
             self._check_parity(comm, seconds)
-        _begun.add(group)
+        self._group, _current[group] = weakref.ref(group), weakref.ref(self)
         announce(group)
         while (looks or joins) and comm.are_peers_pending(timeout=seconds):  # a newcomer looks as those do who let it in
             self._admit(group, seconds)
             anew = True
         return anew
+
+    def _is_new(self, group: ProcessGroup) -> bool:
+        """Whether this training has yet to begin in the group. RuntimeError: another one that lives has taken its place."""
+        current = _current[group]() if group in _current else None
+        if self._group is None or self._group() is not group:
+            return True
+        if current not in (None, self):  # a newcomer would get the state of one of them alone
+            raise RuntimeError(
+                "two Elastic objects take turns in one process group; give all models to one Elastic, as a torch.nn.ModuleList "
+                "with a list of their optimizers"
+            )
+        return False
 
     def _check_parity(self, comm: Communicator, seconds: float) -> None:
         """Compares the members' training. What differs in a newcomer's is theirs by now, since it was let in by a sync."""
@@ -154,8 +167,7 @@ class Replicated:
                 loaded, wanted = self.loaded is not None, launched("RANK")
                 settings = self._every, self._parity_every, POLICIES.index(self._policy)
                 standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, *settings)
-                rows = talk.gather([int(one) for one in standing])
-                all_here = [_Standing(bool(row[0]), row[1], bool(row[2]), row[3], bool(row[4]), *row[5:]) for row in rows]
+                all_here = [_Standing(*row) for row in talk.gather(standing)]
                 _require_same_settings(all_here, standing)
                 if not any(one.revision or one.loaded or one.new for one in all_here):
                     return  # a run begins, and nobody has loaded a checkpoint
@@ -225,13 +237,13 @@ class Replicated:
 
 
 class _Standing(NamedTuple):
-    """What one process tells all others before a state is handed over."""
+    """What one process tells all others before a state is handed over; what is yes or no travels as 1 or 0."""
 
-    tells: bool
+    tells: int
     revision: int
-    loaded: bool
+    loaded: int
     step: int
-    new: bool
+    new: int
     wanted: int
     """The rank that its launcher gave it, or -1."""
     every: int
@@ -240,13 +252,13 @@ class _Standing(NamedTuple):
     """Calls of `sync`, of which one compares the state; 0: none."""
     policy: int
 
-    def order(self) -> tuple[bool, int, bool, int]:
+    def order(self) -> tuple[int, int, int, int]:
         """The one with the highest tells the others its state; the first of these if there are several.
 
         Steps count at the beginning of a run only: later all members are at the same one.
         """
         step = self.step if self.loaded or not self.revision else 0
-        return self.tells and not (self.new and self.revision), self.revision, self.loaded, step
+        return int(self.tells and not (self.new and self.revision)), self.revision, self.loaded, step
 
 
 def _require_same_settings(all_here: Sequence[_Standing], own: _Standing) -> None:

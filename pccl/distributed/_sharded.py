@@ -144,7 +144,9 @@ class Sharded:
             return True
         self._asks_to_leave = leaves
         self._leaves = leaves()
-        self._require_unbroken()
+        broken = None if self.keeper is None else self.keeper.broken
+        if broken is not None:
+            raise RuntimeError(f"this process has left the run, since its snapshot failed: {broken}") from broken
         living, leaving = self._agreed(comm, seconds)
         if leaving:
             time.sleep(NOTICE_SECONDS)  # where all of a job get the signal, none divides a state that nobody goes on with
@@ -159,11 +161,6 @@ class Sharded:
         if self._left:
             raise Left
         return True
-
-    def _require_unbroken(self) -> None:
-        broken = None if self.keeper is None else self.keeper.broken
-        if broken is not None:
-            raise RuntimeError(f"this process has left the run, since its snapshot failed: {broken}") from broken
 
     def _agreed(self, comm: Communicator, seconds: float) -> tuple[frozenset[UUID], int]:
         """Who lives, and how many leave: the same at all members, whatever each has heard."""
@@ -208,7 +205,7 @@ class Sharded:
         damaged: set[int] = set()
         self._spoiled = False
         try:
-            group.end_broken_calls(seconds)
+            group._launcher.end_broken_calls(seconds)
             live = self._live(usable_anyway=first)
             for attempt in range(ATTEMPTS):
                 if self.keeper is not None:

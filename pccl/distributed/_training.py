@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,10 @@ from pccl.state._objects import extra_states, groups_of, load_extra_states, load
 
 SMALL = 16
 """Elements; a tensor of an optimizer's state that has no more travels by value, such as the number of steps."""
+
+
+def listed(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+    return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
 
 
 class Training:
