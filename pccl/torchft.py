@@ -25,8 +25,10 @@ from pccl._communicator import Communicator
 from pccl._errors import PCCLError
 from pccl._master import MasterNode
 from pccl.distributed._board import host_of, own_address
+from pccl.distributed._collectives import Collectives
 from pccl.distributed._group import WORLD_NAME
 from pccl.distributed._launch import Launcher
+from pccl.distributed._p2p import PointToPoint
 from pccl.distributed._view import View
 from pccl.distributed._work import Completer
 
@@ -113,22 +115,9 @@ def _relay(name: str) -> Any:
     return call
 
 
-for _name in (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather_coalesced",
-    "alltoall",
-    "gather",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "scatter",
-):  # what torch calls, and ProcessGroupWrapper does not hand on
-    setattr(ProcessGroup, _name, _relay(_name))
+for _name in {*vars(Collectives), *vars(PointToPoint)} - vars(ProcessGroupWrapper).keys():
+    if not _name.startswith("__"):  # what torch calls, and ProcessGroupWrapper does not hand on
+        setattr(ProcessGroup, _name, _relay(_name))
 
 
 class _Seat:

@@ -1,4 +1,4 @@
-"""`python -m pccl.distributed._as NAME script.py arguments...`: runs a script in which pccl takes the place of another backend.
+"""`python -m pccl.distributed._as NAME FRAMEWORK script.py arguments...`: a script with `--as` and `--adapt`; "-" is for none.
 
 Frameworks such as accelerate choose the backend by the device, and refuse a name that they do not know.
 """
@@ -6,13 +6,14 @@ Frameworks such as accelerate choose the backend by the device, and refuse a nam
 from __future__ import annotations
 
 import functools
+import importlib
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 
 import pccl.distributed  # noqa: F401  # registers the backend
 
@@ -31,7 +32,8 @@ def take_the_place_of(name: str) -> None:
             backend = "pccl"
         original(backend, *arguments, **named)
 
-    dist.init_process_group = distributed_c10d.init_process_group = init_process_group
+    for module in (dist, distributed_c10d, device_mesh):  # which have the function by name
+        module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
 
 def run_program(arguments: list[str]) -> None:
@@ -46,9 +48,12 @@ def run_program(arguments: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    name, *arguments = arguments
-    take_the_place_of(name)
-    run_program(arguments)
+    name, framework, *program = arguments
+    if name != "-":
+        take_the_place_of(name)
+    if framework != "-":
+        importlib.import_module(f"pccl.integrations.{framework}").adapt()
+    run_program(program)
 
 
 if __name__ == "__main__":

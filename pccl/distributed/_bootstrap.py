@@ -107,9 +107,9 @@ def _join_run(comm: Communicator, board: Board, job: Job) -> str:
     """
     addresses = job.masters
     if board.rank == 0:
-        problem = (
-            JOIN if not job.own and _restarted() and run_state(addresses) is RunState.SERVED else _begin_run(comm, board, job)
-        )
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+        joins = restarted and not job.own and run_state(addresses) is RunState.SERVED
+        problem = JOIN if joins else _begin_run(comm, board, job)
         board.tell("run", 0, problem)
     else:
         problem = board.read("run", 0, 0)
@@ -153,10 +153,6 @@ def _warn_without_supervisor(rank: int) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def _restarted() -> bool:
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
 def _wrong_limits(world_size: int) -> str:

@@ -25,7 +25,7 @@ from pccl.distributed._calls import TURN_SECONDS, Call, Origin, hearing, made_un
 from pccl.distributed._errors import CollectiveTimeoutError
 from pccl.distributed._tensors import Marks, follow, mark
 
-LEAST_SECONDS = 1e-3
+_LEAST_SECONDS = 1e-3
 """A limit that has passed; 0 would stand for that of the group."""
 
 _STOP_SECONDS = 5.0
@@ -161,7 +161,7 @@ class Work(dist.Work):
                 return
             while self._calls:
                 try:
-                    self._calls[0].wait(max(LEAST_SECONDS, end - time.monotonic()) if len(self._calls) > 1 else seconds)
+                    self._calls[0].wait(max(_LEAST_SECONDS, end - time.monotonic()) if len(self._calls) > 1 else seconds)
                 except CollectiveTimeoutError:
                     raise
                 except Exception as error:
@@ -383,7 +383,7 @@ def _settled(work: Work, future: Future, end: float, *, patient: bool) -> bool:
         return False
     try:
         with _heard_apart(work):
-            work.complete(min(TURN_SECONDS, max(left, LEAST_SECONDS)))
+            work.complete(min(TURN_SECONDS, max(left, _LEAST_SECONDS)))
     except CollectiveTimeoutError as error:
         if left > 0:
             return False

@@ -46,8 +46,7 @@ def main(restarts: int | None, replaced: str, framework: str | None, module: boo
     """
     if replaced and not replaced.isidentifier():
         raise click.BadParameter(f"{replaced!r} is not a backend", param_hint="--as")
-    runner = ["-m", "pccl.distributed._as", replaced] if replaced else []
-    runner += ["-m", "pccl.integrations._adapt", framework] if framework else []
+    runner = ["-m", "pccl.distributed._as", replaced or "-", framework or "-"] if replaced or framework else []
     command = [sys.executable, "-u", *runner, *(["-m"] if module else []), *script]
     become_supervisor(command, os.environ.get("PCCL_RESTARTS", "") if restarts is None else str(restarts))
 

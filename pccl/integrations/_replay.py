@@ -340,6 +340,30 @@ def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
+def after(owner: Any, name: str, do: Callable[[Any], object]) -> None:
+    """Lets `do` follow each call of a method. It gets the object."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            do(self)
+            return result
+
+        return call
+
+    replace(owner, name, make)
+
+
+def instead(run: Replay, owner: Any, name: str, do: Callable[..., Any]) -> None:
+    """Lets `do` take the place of a method in a process that catches up."""
+    replace(owner, name, lambda original: lambda *args, **kwargs: (do if run.replays() else original)(*args, **kwargs))
+
+
+def replay_forward(run: Replay, owner: Any) -> None:
+    """Lets a wrapper of a model return what the model has returned before, in a process that catches up."""
+    instead(run, owner, "forward", lambda self, *args, **kwargs: run.result(self, self.module, args, kwargs))
+
+
 def silence(run: Replay, owner: Any, *names: str) -> None:
     """Lets functions do nothing in a process that catches up."""
 
@@ -366,31 +390,12 @@ def installed() -> Replay:
     atexit.register(run.end)
     this_run.acts_alone = True
 
-    def noting(into: list[Any]) -> Callable[[Any], Callable[..., None]]:
-        def make(original: Any) -> Callable[..., None]:
-            def init(self: Any, *args: Any, **kwargs: Any) -> None:
-                original(self, *args, **kwargs)
-                if all(one() is not self for one in into):
-                    into.append(weakref.ref(self))
+    def noting(into: list[Any]) -> Callable[[Any], None]:
+        def note(made: Any) -> None:
+            if all(one() is not made for one in into):
+                into.append(weakref.ref(made))
 
-            return init
-
-        return make
-
-    def init_ddp(original: Any) -> Callable[..., None]:
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            run.add_model(self)
-
-        return init
-
-    def forward_ddp(original: Any) -> Callable[..., Any]:
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return run.result(self, self.module, args, kwargs) if run.replays() else original(self, *args, **kwargs)
-
-        disable: Any = torch.compiler.disable
-        outside: Callable[..., Any] = disable(forward, recursive=False)  # the compiler begins inside
-        return outside
+        return note
 
     def hook_step(original: Any) -> Callable[..., Any]:
         def wrapped(step: Any) -> Any:
@@ -413,13 +418,15 @@ def installed() -> Replay:
 
         return step
 
-    replace(DistributedDataParallel, "__init__", init_ddp)
-    replace(DistributedDataParallel, "forward", forward_ddp)
-    replace(Optimizer, "__init__", noting(run._optimizers))
+    disable: Any = torch.compiler.disable
+    after(DistributedDataParallel, "__init__", run.add_model)
+    replay_forward(run, DistributedDataParallel)
+    replace(DistributedDataParallel, "forward", lambda forward: disable(forward, recursive=False))  # the compiler begins inside
+    after(Optimizer, "__init__", noting(run._optimizers))
     Optimizer.profile_hook_step = staticmethod(hook_step(Optimizer.profile_hook_step))  # type: ignore[method-assign]
     for kind in (schedules.LRScheduler, schedules.ReduceLROnPlateau, schedules.SequentialLR, schedules.ChainedScheduler):
-        replace(kind, "__init__", noting(run._schedules))
-    replace(torch.amp.GradScaler, "__init__", noting(run._scalers))
+        after(kind, "__init__", noting(run._schedules))
+    after(torch.amp.GradScaler, "__init__", noting(run._scalers))
     replace(torch.amp.GradScaler, "step", step_scaler)
     replace(DataLoader, "__iter__", lambda make: lambda self: run.batches(self, make))
     silence(run, torch.amp.GradScaler, "unscale_", "update")

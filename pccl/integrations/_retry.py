@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
@@ -34,3 +34,10 @@ def retry_after_loss(function: Callable[P, T]) -> Callable[P, T]:
 
     repeated._retries_after_loss = True  # type: ignore[attr-defined]
     return repeated
+
+
+def retry_all_after_loss(module: Any, *names: str) -> None:
+    """Puts `retry_after_loss` around the functions of these names that a module has."""
+    for name in names:
+        if hasattr(module, name):
+            setattr(module, name, retry_after_loss(getattr(module, name)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import safetensors.torch
@@ -14,7 +13,7 @@ from accelerate.utils import operations
 
 import pccl.distributed
 from pccl.integrations import _replay
-from pccl.integrations._retry import retry_after_loss
+from pccl.integrations._retry import retry_all_after_loss
 
 _GATHERS = ("_gpu_gather", "_gpu_gather_object")
 """What all gathers of accelerate call, and look up in their module each time."""
@@ -32,9 +31,7 @@ def follow(accelerator: T) -> T:
     In a process that is to join a running job, data loaders that are prepared before it has joined get the share of the rank
     that the launcher gave to it.
     """
-    for name in _GATHERS:
-        if hasattr(operations, name):
-            setattr(operations, name, retry_after_loss(getattr(operations, name)))
+    retry_all_after_loss(operations, *_GATHERS)
     if pccl.distributed.is_joining():
         _set(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     else:
@@ -62,17 +59,12 @@ def adapt() -> _replay.Replay:
     """
     run = _replay.installed()
 
-    def save_state(original: Any) -> Callable[..., Any]:
-        def save(self: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
-            if not run.replays():
-                return original(self, output_dir, *args, **kwargs)
-            if self.project_configuration.automatic_checkpoint_naming:
-                self.project_configuration.iteration += 1
-            return output_dir
+    def count(accelerator: Accelerator, output_dir: str | None = None, *args: Any, **kwargs: Any) -> str | None:
+        if accelerator.project_configuration.automatic_checkpoint_naming:
+            accelerator.project_configuration.iteration += 1
+        return output_dir
 
-        return save
-
-    _replay.replace(Accelerator, "save_state", save_state)
+    _replay.instead(run, Accelerator, "save_state", count)
     _replay.silence(run, Accelerator, "save_model", "save", "log")
     _replay.silence(run, safetensors.torch, "save_file")
     for name in ("is_main_process", "is_local_main_process", "is_last_process"):

@@ -21,27 +21,11 @@ def adapt() -> None:
     """
     run = _replay.installed()
 
-    def init(original: Any) -> Callable[..., None]:
-        def init_engine(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            if run.is_fixed():
-                _require_whole(self)
-            run.add_model(self.module)
-            run.add_other(_Counters(self))
-
-        return init_engine
-
-    def forward(original: Any) -> Callable[..., Any]:
-        def forward_engine(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return run.result(self, self.module, args, kwargs) if run.replays() else original(self, *args, **kwargs)
-
-        return forward_engine
-
-    def backward(original: Any) -> Callable[..., Any]:
-        def backward_engine(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-            return loss if run.replays() else original(self, loss, *args, **kwargs)
-
-        return backward_engine
+    def note(engine: Any) -> None:
+        if run.is_fixed():
+            _require_whole(engine)
+        run.add_model(engine.module)
+        run.add_other(_Counters(engine))
 
     def step(original: Any) -> Callable[..., Any]:
         def step_engine(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -51,8 +35,10 @@ def adapt() -> None:
 
         return step_engine
 
-    for name, make in (("__init__", init), ("forward", forward), ("backward", backward), ("step", step)):
-        _replay.replace(DeepSpeedEngine, name, make)
+    _replay.after(DeepSpeedEngine, "__init__", note)
+    _replay.replay_forward(run, DeepSpeedEngine)
+    _replay.instead(run, DeepSpeedEngine, "backward", lambda self, loss, *args, **kwargs: loss)
+    _replay.replace(DeepSpeedEngine, "step", step)
     _replay.silence(run, DeepSpeedEngine, "save_checkpoint", "save_16bit_model")
 
 

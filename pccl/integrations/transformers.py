@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import pccl.distributed
 from pccl.distributed._group import FIXED
 from pccl.integrations import _replay, accelerate
 from pccl.integrations._data import elastic_samplers
-from pccl.integrations._retry import retry_after_loss
+from pccl.integrations._retry import retry_all_after_loss
 
 _GATHERS = ("nested_gather", "distributed_concat", "distributed_broadcast_scalars")
 _OWN = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "train_batch_size")
@@ -42,10 +41,8 @@ class ElasticCallback(TrainerCallback):  # type: ignore[misc]  # without types
         self._every = every
         self._elastic: pccl.distributed.Elastic | None = None
         self._get_batch_samples: Callable[..., Any] | None = None
-        for module in (trainer_pt_utils, trainer_module):
-            for name in _GATHERS:
-                if hasattr(module, name):
-                    setattr(module, name, retry_after_loss(getattr(module, name)))
+        retry_all_after_loss(trainer_pt_utils, *_GATHERS)
+        retry_all_after_loss(trainer_module, *_GATHERS)
         accelerate.follow(trainer.accelerator)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -94,21 +91,18 @@ def adapt() -> None:
     """
     run = accelerate.adapt()
     run.needs_fixed = False
-    made = Trainer.__init__
 
-    @functools.wraps(made)
-    def init(self: Trainer, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        attached = any(isinstance(one, ElasticCallback) for one in self.callback_handler.callbacks)
+    def follow(trainer: Trainer) -> None:
+        attached = any(isinstance(one, ElasticCallback) for one in trainer.callback_handler.callbacks)
         group = dist.GroupMember.WORLD
         if attached or not isinstance(group, pccl.distributed.ProcessGroup):
             return
         if group.membership == FIXED:
-            run.add_other(_Loop(self))
+            run.add_other(_Loop(trainer))
         else:
-            self.add_callback(ElasticCallback(self))
+            trainer.add_callback(ElasticCallback(trainer))
 
-    Trainer.__init__ = init
+    _replay.after(Trainer, "__init__", follow)
     _replay.silence(run, Trainer, "_maybe_log_save_evaluate", "save_model")
 
 

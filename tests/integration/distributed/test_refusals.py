@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import os
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
-from pccl.distributed import CollectiveError, CollectiveTimeoutError, PeerLostError
+import pccl.distributed
+from pccl.distributed import CollectiveError, CollectiveTimeoutError, PeerLostError, _as
+from pccl.lab.ports import free_ports
 
 LIMIT = 60.0
 
@@ -213,3 +217,35 @@ def backend_of_a_device() -> bool:
 
 def test_the_group_is_the_backend_of_its_devices():
     assert ranks.run(backend_of_a_device, 2) == [True, True]
+
+
+def wrong_by_name() -> list[str]:
+    whole, found = torch.ones(4), []
+    strict = pccl.distributed.Options(membership="strict")
+    for call in (
+        lambda: dist.all_to_all_single(whole, whole.clone(), [5, -1], [5, -1]),
+        lambda: dist.new_group([0, 1], pg_options=strict),
+    ):
+        with pytest.raises(ValueError, match="not") as caught:
+            call()
+        found.append(str(caught.value))
+    return found
+
+
+def test_what_is_refused_by_name():
+    for splits, options in ranks.run(wrong_by_name, 2):
+        assert "not [5, -1]" in splits
+        assert 'the group of all has the membership "elastic"' in options
+
+
+def mesh_without_a_group() -> str:
+    """A script that leaves the default group to DeviceMesh, under `--as gloo`."""
+    dist.destroy_process_group()
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_ports(1)[0]))
+    _as.take_the_place_of("gloo")
+    init_device_mesh("cpu", (1,))
+    return str(dist.get_backend())
+
+
+def test_the_group_that_a_mesh_makes_is_of_pccl_in_the_place_of_gloo():
+    assert ranks.run(mesh_without_a_group, 1) == ["pccl"]
