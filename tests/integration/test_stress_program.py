@@ -22,6 +22,8 @@ pytest.importorskip("click")
 
 from click.testing import CliRunner
 
+from pccl import _keys
+from pccl._own_keys import why_plain
 from pccl.cli import main
 
 STRESS = [sys.executable, "-m", "pccl", "stress"]
@@ -122,6 +124,23 @@ DISTRIBUTED = """
     dist.barrier()
     dist.destroy_process_group()
 """
+
+
+@pytest.mark.skipif(why_plain() != "", reason="this build has no encryption")
+@pytest.mark.plain("the run has keys of its own")
+def test_a_cut_that_reaches_nothing_is_no_fault(stress, tmp_path, monkeypatch):
+    """The proxy cannot read which ports members name to each other in a run with keys."""
+    monkeypatch.setitem(ENVIRONMENT, "PCCL_KEYS", str(_keys.write_files(tmp_path / "run", _keys.new_keys())[0]))
+    one = stress(
+        None,
+        *("--members", "2", "--seconds", "3", "--every", "0.6", "--faults", "cut", "--heartbeat-limit", "2"),
+        command=f"python {EXAMPLES / 'survivor.py'} 300",
+    )
+    one.end()
+    resets = [fault for fault in one.summary["faults"] if fault["how"] == "reset"]
+    assert resets
+    assert all(fault["skipped"] for fault in resets)
+    assert "the run has keys, so cuts reach connections to the master alone" in one.summary["notes"]
 
 
 def test_a_program_under_torch_distributed_survives(stress, tmp_path):
