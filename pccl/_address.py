@@ -189,11 +189,9 @@ def permitted(endpoint: Endpoint, addresses: list[IP], keys: Any, insecure: bool
     """
     found = []
     refusal: PCCLError | None = None
-    address = _ffi.new("ccoip_socket_address_t *")
     for ip in addresses:
-        fill_socket_address(address, ip, endpoint.port)
         try:
-            PCCLError.check(_C.pccl_ext_permits(address, keys, insecure), name)
+            PCCLError.check(_C.pccl_ext_permits(fill_socket_addresses([(ip, endpoint.port)]), keys, insecure), name)
             found.append(ip)
         except PCCLError as error:
             refusal = refusal or error

@@ -62,10 +62,7 @@ class Handle(Generic[Info]):
     # ---- the interface ----
 
     def wait(self, timeout: float | None = None) -> Info:
-        """Blocks until the operation ends. Returns its info, or raises its error.
-
-        PCCLTimeoutError after `timeout` seconds: the operation goes on.
-        """
+        """The same as `result`, with the same `timeout` in seconds."""
         return self.result(timeout)
 
     def result(self, timeout: float | None = None) -> Info:

@@ -6,7 +6,6 @@ call, and `returning_at_once` the one with `_async`. `launch` is the form for ad
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import weakref
@@ -89,9 +88,8 @@ class CollectiveHandle(Handle[CollectiveInfo]):
     def watch(self) -> None:
         """Has the collective awaited in the background if this handle is dropped: others may wait for it, also after a loss."""
         assert self._op is not None  # begun
-        twin = copy.copy(self)
-        twin._comm = weakref.proxy(self._comm)  # which a dropped handle does not keep
-        twin._watched = False
+        twin = CollectiveHandle.__new__(CollectiveHandle)
+        vars(twin).update(vars(self), _comm=weakref.proxy(self._comm), _watched=False)  # it does not keep the communicator
         self._watched = True
         self._comm._reaper.watch(self, self._op, twin._ends_by)
 

@@ -6,7 +6,7 @@ import logging
 import resource
 import weakref
 
-from pccl._address import Endpoint, fill_socket_address, resolve
+from pccl._address import Endpoint, fill_socket_addresses, resolve
 from pccl._calls import UNBOUNDED
 from pccl._errors import PCCLError
 from pccl._loader import _C, _ffi
@@ -30,8 +30,7 @@ class Relay:
     """
 
     def __init__(self, endpoint: Endpoint, credentials: bytes | None, *, links: int = 1024) -> None:
-        address = _ffi.new("ccoip_socket_address_t *")
-        fill_socket_address(address, resolve(endpoint, UNBOUNDED)[0], endpoint.port)
+        address = fill_socket_addresses([(resolve(endpoint, UNBOUNDED)[0], endpoint.port)])
         port, out = _ffi.new("uint16_t *"), _ffi.new("struct pccl_ext_relay **")
         keys = _ffi.NULL if credentials is None else credentials
         PCCLError.check(_C.pccl_ext_relay_new(address, keys, make_room(links), port, out), "relay")

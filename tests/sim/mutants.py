@@ -552,8 +552,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="newcomers_meet_old_verdicts",  # a member takes a verdict on an operation of the dead for one of its next
         file="ops/call_table.c",
-        old="if ((*at)->epoch < group_epoch)",
-        new="if ((*at)->epoch < 1)",
+        old="if ((*at)->name.epoch < group_epoch)",
+        new="if ((*at)->name.epoch < 1)",
         test="ops/test_call_table.c",
     ),
     Mutant(
