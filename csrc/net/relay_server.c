@@ -16,6 +16,7 @@
 #include "base/memory.h"
 #include "base/platform.h"
 #include "net/socket.h"
+#include "net/strangers.h"
 
 enum { EVENTS = 64, TURN_READS = 4, ENDS_LEAST = 16, TURN_MS = 500, ACCEPTS_MOST = 64 };
 
@@ -25,7 +26,7 @@ enum end_state { END_ASKS, END_GREETED, END_CERTIFIES, END_WAITS, END_JOINED, EN
 struct end {
     enum end_state state;
     int fd;
-    uint64_t network;  // that it comes from
+    uint8_t slot;      // of the address that it comes from
     int64_t until_ns;  // it ends then; INT64_MAX: it does not
     uint32_t events;   // that are watched for; 0: it is not in the poller
     uint32_t received; // bytes of the question, the hello, or the certificate
@@ -114,18 +115,23 @@ static void sweep(struct relay_server *s) {
     s->count = kept;
 }
 
-// The oldest connection without a hello from the address that has most of them.
+static enum strangers_shown shown(const struct end *end) {
+    return end->received > 0 || end->state == END_CERTIFIES ? STRANGERS_BYTES : STRANGERS_NOTHING;
+}
+
+// The connection without a hello that goes first; of equals the oldest.
 static struct end *surplus(const struct relay_server *s) {
+    struct strangers strangers = {0};
     struct end *found = NULL;
-    uint32_t most = 0;
+    uint64_t highest = 0;
+    for (size_t i = 0; i < s->count; i++)
+        if (s->ends[i]->state < END_WAITS) strangers_count(&strangers, shown(s->ends[i]), s->ends[i]->slot);
     for (size_t i = 0; i < s->count; i++) {
-        uint32_t same = 0;
-        if (s->ends[i]->state >= END_WAITS) continue;
-        for (size_t k = 0; k < s->count; k++)
-            same += s->ends[k]->state < END_WAITS && s->ends[k]->network == s->ends[i]->network;
-        if (same <= most) continue;
-        most = same;
-        found = s->ends[i];
+        struct end *end = s->ends[i];
+        uint64_t rank = end->state < END_WAITS ? strangers_rank(&strangers, shown(end), end->slot) : 0;
+        if (rank <= highest) continue;
+        highest = rank;
+        found = end;
     }
     return found;
 }
@@ -147,7 +153,7 @@ static void add(struct relay_server *s, int fd, bool asks, const struct wire_add
         return;
     }
     end->fd = fd;
-    end->network = from->family == 0 ? 0 : socket_address_network(from);
+    end->slot = strangers_slot(from);
     end->until_ns = platform_now_ns() + RELAY_HELLO_MS * MS_NS;
     s->ends[s->count++] = end;
     count_state(s, END_ASKS, 1);
