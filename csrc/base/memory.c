@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -79,6 +80,7 @@ void memory_copy(void *to, const void *from, size_t bytes) {
 // The kernel copies between a file and memory as it would for another buffer, and says EFAULT where it cannot. So it
 // answers also for memory that a driver has mapped, as page-locked memory may be.
 static int open_file(void) {
+    if (!memory_file_may_have(1)) return -1;
     descriptor_begin();
     return descriptor_end(memfd_create("pccl", MFD_CLOEXEC));
 }
@@ -117,7 +119,13 @@ static uint8_t *map(int fd, size_t length, int protection) {
     return bytes;
 }
 
+bool memory_file_may_have(size_t length) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= length;
+}
+
 int memory_shared_new(size_t length, uint8_t **bytes) {
+    if (!memory_file_may_have(length)) return -1;
     descriptor_begin();
     int fd = descriptor_end(memfd_create("pccl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd < 0) return -1;

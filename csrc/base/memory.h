@@ -42,6 +42,9 @@ bool memory_copy_checked(void *to, const void *from, size_t bytes);
 // Returns false if the first or last byte is mapped read-only. Writes both bytes back as they are.
 bool memory_can_be_written(void *bytes, size_t length);
 
+// Returns whether this process may write a file of this length (`ulimit -f`). More would end it by SIGXFSZ.
+bool memory_file_may_have(size_t length);
+
 // ---- memory that processes share ----
 // A process makes and writes it, and hands it over as a descriptor; another one of the same host reads it. It is the
 // library's own, so no page of it waits for anybody, and it cannot shrink under a reader. It stays until the last

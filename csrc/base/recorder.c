@@ -269,6 +269,8 @@ static int create_default(struct recorder *r) {
 // Gives the file its blocks now: a write to a mapping for which there is no room would end the process.
 static bool reserve(int fd, size_t length) {
     static const char zeros[RECORDER_HEADER_BYTES];
+    errno = EFBIG;
+    if (!memory_file_may_have(length)) return false;
     if (fallocate(fd, 0, 0, (off_t)length) == 0) return true;
     if (errno != EOPNOTSUPP && errno != ENOSYS) return false;
     for (size_t at = 0; at < length; at += sizeof zeros)

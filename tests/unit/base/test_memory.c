@@ -4,9 +4,11 @@
 #include "base/memory.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -118,7 +120,26 @@ static void test_strange_descriptors(void) {
     memory_shared_unmap(own, LENGTH);
 }
 
+// A process that may write no file is not ended by a signal.
+static int shares_without_files(void) {
+    struct rlimit none = {0, 0};
+    uint8_t *bytes;
+    signal(SIGXFSZ, SIG_DFL);
+    if (setrlimit(RLIMIT_FSIZE, &none) != 0 || memory_shared_new(LENGTH, &bytes) != -1) return 1;
+    uint8_t byte = 7;
+    return memory_can_be_read(&byte, 1) && memory_can_be_written(&byte, 1) && byte == 7 ? 0 : 2;
+}
+
+static void test_limited_files(void) {
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) _exit(shares_without_files());
+    REQUIRE(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK_EQ(status, 0);
+}
+
 int main(void) {
+    test_limited_files();
     test_growth();
     test_places();
     test_distances();
