@@ -98,7 +98,7 @@ static struct conn *oldest(struct master *master, enum conn_state state) {
 }
 
 static enum strangers_shown shown(const struct conn *conn) {
-    return strangers_shown(conn->stream, conn->stream->speaks || conn->in.bytes.length > 0);
+    return strangers_shown(transport_has_proved(conn->stream), conn->stream->speaks || conn->in.bytes.length > 0);
 }
 
 void master_conn_drop_stranger(struct master *master) {

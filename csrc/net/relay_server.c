@@ -116,7 +116,7 @@ static void sweep(struct relay_server *s) {
 }
 
 static enum strangers_shown shown(const struct end *end) {
-    return end->received > 0 || end->state == END_CERTIFIES ? STRANGERS_BYTES : STRANGERS_NOTHING;
+    return strangers_shown(false, end->received > 0 || end->state == END_CERTIFIES);
 }
 
 // The connection without a hello that goes first; of equals the oldest.

@@ -3,8 +3,8 @@
 //
 // A thread of its own, pccl:relay, has all connections. One that has not named a link ends after RELAY_HELLO_MS, one
 // whose other end does not come after RELAY_WAIT_MS, and the other direction of a link RELAY_LINGER_MS after the first
-// has ended. Which of too many connections without a hello goes is as in net/strangers. What one end does not take waits
-// in at most RELAY_BUFFER_BYTES for each direction; meanwhile no more is read for it.
+// has ended. Which of too many connections without a hello goes is as in net/strangers. What one end does not take
+// waits in at most RELAY_BUFFER_BYTES for each direction; meanwhile no more is read for it.
 #ifndef PCCL_NET_RELAY_SERVER_H
 #define PCCL_NET_RELAY_SERVER_H
 

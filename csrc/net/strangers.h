@@ -9,7 +9,6 @@
 #include <stdint.h>
 
 #include "net/socket.h"
-#include "net/transport.h"
 
 enum {
     STRANGERS_ADDRESSES = 256, // slots: addresses may share one
@@ -27,10 +26,9 @@ static inline uint8_t strangers_slot(const struct wire_address *address) {
     return (uint8_t)(socket_address_network(address) % STRANGERS_ADDRESSES);
 }
 
-// Returns what an accepted stream has shown; `bytes`: some have come.
-static inline enum strangers_shown strangers_shown(const struct transport *stream, bool bytes) {
-    if (stream->peer.party != TRANSPORT_STRANGER) return STRANGERS_PROOF;
-    return bytes ? STRANGERS_BYTES : STRANGERS_NOTHING;
+// Returns what somebody has shown who has `proved` who he is, or of whom some `bytes` have come.
+static inline enum strangers_shown strangers_shown(bool proved, bool bytes) {
+    return proved ? STRANGERS_PROOF : bytes ? STRANGERS_BYTES : STRANGERS_NOTHING;
 }
 
 static inline void strangers_count(struct strangers *strangers, enum strangers_shown shown, uint8_t slot) {

@@ -211,6 +211,9 @@ void transport_listener_tick(struct transport_listener *listener, int64_t now_ns
 
 // Returns the identity that the other end has proved.
 static inline const struct transport_identity *transport_peer(const struct transport *stream) { return &stream->peer; }
+static inline bool transport_has_proved(const struct transport *stream) {
+    return stream->peer.party != TRANSPORT_STRANGER;
+}
 // Whether the other end may act as this party with this id (NULL: with any). True if its transport proves nothing.
 static inline bool transport_may_be(const struct transport *stream, enum transport_party party,
                                     const struct wire_id *id) {

@@ -40,6 +40,10 @@ static bool is_older(const struct connection *c, const struct connection *other)
     return c->since < other->since || (c->since == other->since && (int32_t)(c->serial - other->serial) < 0);
 }
 
+static enum strangers_shown shown(const struct connection *c) {
+    return strangers_shown(transport_has_proved(c->stream), c->asked);
+}
+
 // Returns the connection in this state that is dropped first; NULL if there are fewer than `most` in all.
 static struct connection *find_surplus(const struct wireup *w, enum connection_state state, uint32_t most) {
     struct strangers strangers = {0};
@@ -47,13 +51,13 @@ static struct connection *find_surplus(const struct wireup *w, enum connection_s
     uint64_t highest = 0;
     for (uint32_t i = 0; i < w->slot_count; i++) {
         const struct connection *c = w->slots[i];
-        if (is_strange(c, state)) strangers_count(&strangers, strangers_shown(c->stream, c->asked), c->from);
+        if (is_strange(c, state)) strangers_count(&strangers, shown(c), c->from);
     }
     if (strangers.all < most) return NULL;
     for (uint32_t i = 0; i < w->slot_count; i++) {
         struct connection *c = w->slots[i];
         if (!is_strange(c, state)) continue;
-        uint64_t rank = strangers_rank(&strangers, strangers_shown(c->stream, c->asked), c->from);
+        uint64_t rank = strangers_rank(&strangers, shown(c), c->from);
         if (first != NULL && (rank < highest || (rank == highest && !is_older(c, first)))) continue;
         first = c;
         highest = rank;
@@ -67,11 +71,11 @@ static void make_room(struct wireup *w, enum connection_state state, uint32_t mo
         struct connection *c = find_surplus(w, state, most);
         if (c == NULL) return;
         uint32_t slot = c->slot, serial = c->serial;
-        enum strangers_shown before = strangers_shown(c->stream, c->asked);
+        enum strangers_shown before = shown(c);
         if (state == AWAIT_HELLO) take_hello(w, c); // it may have come since
         c = w->slots[slot];
         if (c == NULL || c->serial != serial || c->state != state) return;
-        if (!again && strangers_shown(c->stream, c->asked) > before) continue; // it may not be the first any more
+        if (!again && shown(c) > before) continue; // it may not be the first any more
         wireup_connection_free(w, c);
         return;
     }
