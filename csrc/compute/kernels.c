@@ -26,27 +26,20 @@ const struct kernels *kernels_at(enum kernel_level level) {
     }
 }
 
-static const struct kernels *best(void) {
-    for (int level = KERNEL_LEVELS - 1; level > KERNEL_PORTABLE; level--) {
+// Returns the best level that this machine has, of this name unless it is NULL; NULL if there is none.
+static const struct kernels *find(const char *name) {
+    for (int level = KERNEL_LEVELS - 1; level >= 0; level--) {
         const struct kernels *kernels = kernels_at((enum kernel_level)level);
-        if (kernels) return kernels;
-    }
-    return kernels_portable();
-}
-
-static const struct kernels *named(const char *name) {
-    for (int level = 0; level < KERNEL_LEVELS; level++) {
-        const struct kernels *kernels = kernels_at((enum kernel_level)level);
-        if (kernels && strcmp(kernels->name, name) == 0) return kernels;
+        if (kernels && (name == NULL || strcmp(kernels->name, name) == 0)) return kernels;
     }
     return NULL;
 }
 
 static void choose(void) {
     const char *wanted = getenv("PCCL_CPU_LEVEL");
-    chosen = wanted && *wanted ? named(wanted) : best();
+    chosen = find(wanted && *wanted ? wanted : NULL);
     if (chosen) return;
-    chosen = best();
+    chosen = find(NULL);
     LOG(LOG_ERR, "PCCL_CPU_LEVEL=%s is ignored: this processor does not support it; using %s", wanted, chosen->name);
 }
 
