@@ -277,30 +277,41 @@ class Collectives(Arguments):
 
     def _gather(self, name: str, root: int, memory: Tensor | None, input: Tensor) -> Call:
         """Begins a gather; `memory` is None at members other than the root."""
-        stands_in = self._stands_in(_callers.gathers_samples)
-        if self._has_no_root(name, root):
-            return ENDED
-        if not stands_in:
-            self._require_all(name)
         source = readable(input)
         if memory is not None and overlap(memory, source):
             source = source.clone()
+        return self._of_parts(Collective.GATHER, name, source, memory, root=root)
+
+    def _of_parts(
+        self,
+        kind: Collective,
+        name: str,
+        source: Tensor,
+        memory: Tensor | None,
+        counts: Sequence[int] = (),
+        root: int | None = None,
+    ) -> Call:
+        """Begins a gather to the root, or to all without one. After a loss a living rank stands in, or nobody has a result."""
+        stands_in = self._stands_in(_callers.gathers_samples)
+        if root is not None and self._has_no_root(name, root):
+            return ENDED
         view = self._launcher.view
-        parts = Parts(view, view.living, memory)
+        parts = Parts(view, view.living, memory, counts)
 
         def begin(number: int | None = None) -> Call:
             options: dict[str, Any] = {"number": number, "root": root, "again": again if view.fixed else None}
-            return self._launch(Collective.GATHER, name, source, parts.memory, among=parts.living, **options)
+            sizes = _unequal(parts.sizes)
+            return self._launch(kind, name, source, parts.memory, recv_counts=sizes, among=parts.living, **options)
 
         def again(left: tuple[UUID, ...], number: int) -> Call | None:
             nonlocal parts
-            if view.members[root] not in left:
+            if root is not None and view.members[root] not in left:
                 return ENDED if root == 0 else None
-            if not stands_in:
-                return None
-            parts = Parts(view, left, memory)
-            return begin(number)
+            parts = Parts(view, left, memory, counts)
+            return begin(number) if stands_in and parts.fit() else None
 
+        if not stands_in or not parts.fit():
+            self._require_all(name)
         return finished(begin(), (lambda: parts.fill()) if view.fixed else None)
 
     @announced
@@ -375,29 +386,11 @@ class Collectives(Arguments):
 
     def _gather_into(self, name: str, memory: Tensor, source: Tensor, counts: Sequence[int] = ()) -> Call:
         """Begins an all-gather; `counts` are the sizes of the members' parts, unless they are equal."""
-        stands_in = self._stands_in(_callers.gathers_samples)
-        view = self._launcher.view
-        before = sum(counts[: view.rank]) if counts else view.rank * source.numel()
+        rank = self._launcher.view.rank
+        before = sum(counts[:rank]) if counts else rank * source.numel()
         if overlap(memory, source) and source.data_ptr() != memory.data_ptr() + before * memory.itemsize:
             source = source.clone()  # the core takes an input at its place in the result
-
-        parts = Parts(view, view.living, memory, counts)
-
-        def begin(number: int | None = None) -> Call:
-            options: dict[str, Any] = {"number": number, "again": again if view.fixed and stands_in else None}
-            sizes = _unequal(parts.sizes)
-            return self._launch(
-                Collective.ALL_GATHER, name, source, parts.memory, recv_counts=sizes, among=parts.living, **options
-            )
-
-        def again(left: tuple[UUID, ...], number: int) -> Call | None:
-            nonlocal parts
-            parts = Parts(view, left, memory, counts)
-            return begin(number) if parts.fit() else None
-
-        if not stands_in or not parts.fit():
-            self._require_all(name)
-        return finished(begin(), (lambda: parts.fill()) if view.fixed else None)
+        return self._of_parts(Collective.ALL_GATHER, name, source, memory, counts)
 
     @announced
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: Limit = None) -> Work:

@@ -63,11 +63,17 @@ class Options:
             raise ValueError(f'Options: the membership must be "elastic", "fixed" or "strict", not {self.membership!r}')
 
 
+def _frame_of(function: str) -> FrameType | None:
+    """The innermost frame of a function of this name that calls; None: there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame
+
+
 def _block_of_caller() -> Any:
     """Returns the generator behind the block that begins, or None if it is not known."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_coalescing_manager":
-        frame = frame.f_back
+    frame = _frame_of("_coalescing_manager")
     enter = None if frame is None else frame.f_back  # of contextlib
     return None if enter is None else getattr(enter.f_locals.get("self"), "gen", None)
 
@@ -328,9 +334,7 @@ class ProcessGroup(PointToPoint):
             self._launcher.forget_unfinished()
             self._completer.stop()
 
-    def abort(self) -> None:
-        """As `shutdown`: calls that wait end with an error."""
-        self.shutdown()
+    abort = shutdown  # calls that wait end with an error
 
     def __repr__(self) -> str:
         view = self._launcher.view
@@ -385,14 +389,13 @@ def _tell(world: ProcessGroup) -> None:
     )
 
 
-def _refuse_mixed_backends(frame: FrameType | None) -> None:
+def _refuse_mixed_backends() -> None:
     """ValueError: the group was asked for with another backend for some devices.
 
     torch makes a group in Python the group of all devices, and forgets the other backend. It tells the creator only the store and
     the ranks, so the devices are read from the frame of the function of torch that makes the group.
     """
-    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
-        frame = frame.f_back
+    frame = _frame_of("_new_process_group_helper")
     config = None if frame is None else frame.f_locals.get("backend_config")
     backends = {} if config is None else config.get_device_backend_map()
     others = sorted({name for name in backends.values() if name != "pccl"})
@@ -450,7 +453,7 @@ def create(asked: Any, options: Any = None) -> ProcessGroup:
     """Makes the group that torch.distributed asks for: that of all members, or one of some of them."""
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options must be a pccl.distributed.Options, not {type(options).__name__}")
-    _refuse_mixed_backends(sys._getframe())
+    _refuse_mixed_backends()
     options = options or Options()
     above = dist.GroupMember.WORLD
     if isinstance(above, ProcessGroup):
