@@ -17,22 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from wheels import (
-    DIST,
-    ROOT,
-    TARGETS,
-    WORK,
-    Source,
-    Target,
-    WheelsError,
-    compiler_version,
-    is_built,
-    mirrors,
-    numbers,
-    run,
-    say,
-    stamp,
-)
+from wheels import DIST, ROOT, TARGETS, WORK, Source, Target, WheelsError, compiler_version, mirrors, numbers, run, say, stamp
 from wheels import unpacked as unpacked_source
 
 #: Names of the machine, in the tags of wheels and for Debian.
@@ -131,14 +116,17 @@ def compiled_python(target: Target, jobs: int) -> Path:
     """Returns the folder of a Python compiled for the target: what is enough to import a wheel, without OpenSSL."""
     folder = WORK / target.tag
     out, build, log = folder / "python", folder / "python-build", folder / "python.log"
-    made = stamp(PYTHON, target, compiler_version())
-    if is_built(out, made, build, log):
+    made, mark = stamp(PYTHON, target, compiler_version()), out / "stamp"
+    if mark.is_file() and mark.read_text() == made:
         return out
     if not PYTHON.version.startswith(f"{sys.version_info.major}.{sys.version_info.minor}."):
         raise WheelsError(
             f"the build of Python {PYTHON.version} takes a Python of the same minor version; make PYTHON=python3.11"
         )
+    for old in (out, build):
+        shutil.rmtree(old, ignore_errors=True)
     build.mkdir(parents=True)
+    log.unlink(missing_ok=True)
     source = unpacked_source(PYTHON)
     tools = {name.upper(): str(folder / "bin" / name) for name in ("ar", "ranlib")}
     # Python would ask for folders of headers and name them again, in an order that breaks them, or those of this machine.
@@ -168,7 +156,7 @@ def compiled_python(target: Target, jobs: int) -> Path:
     (out / "bin").mkdir()
     shutil.copy(build / "python", out / "bin" / minor)
     shutil.rmtree(build)
-    (out / "stamp").write_text(made)
+    mark.write_text(made)
     return out
 
 

@@ -377,22 +377,18 @@ def python_headers() -> Path:
     return folder
 
 
-def is_built(out: Path, made: str, *others: Path) -> bool:
-    """Whether `out` was built from what `made` stamps. Otherwise removes it, and the other folders and files of that build."""
-    if (out / "stamp").is_file() and (out / "stamp").read_text() == made:
-        return True
-    for path in (out, *others):
-        path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
-    return False
-
-
 def build_openssl(target: Target, folder: Path, jobs: int) -> None:
     """Builds OpenSSL's static libraries into `folder`/openssl, unless those there are of the same source and options."""
-    source, out, build, log = unpacked(OPENSSL), *(folder / name for name in ("openssl", "openssl-build", "openssl.log"))
+    source, out, log = unpacked(OPENSSL), folder / "openssl", folder / "openssl.log"
     made = stamp(OPENSSL, OPENSSL_WITHOUT.split(), COMPILE, target, compiler_version())
-    if is_built(out, made, build, log):
+    mark = out / "stamp"
+    if mark.is_file() and mark.read_text() == made:
         return
+    build = folder / "openssl-build"
+    for old in (out, build):
+        shutil.rmtree(old, ignore_errors=True)
     build.mkdir(parents=True)
+    log.unlink(missing_ok=True)
     tools = {name.upper(): str(folder / "bin" / name) for name in ("cc", "ar", "ranlib")}
     options = [target.openssl, f"--prefix={NOWHERE}", f"--openssldir={NOWHERE}", "--libdir=lib"]
     without = [f"no-{what}" for what in OPENSSL_WITHOUT.split()]
@@ -402,20 +398,22 @@ def build_openssl(target: Target, folder: Path, jobs: int) -> None:
     (folder / "stage" / NOWHERE.strip("/")).rename(out)
     shutil.rmtree(folder / "stage")
     shutil.rmtree(build)
-    (out / "stamp").write_text(made)
+    mark.write_text(made)
 
 
 def build_lz4(target: Target, folder: Path) -> None:
     """Builds the part of LZ4 that pccl calls into `folder`/lz4."""
     source, out, log = unpacked(LZ4) / "lib", folder / "lz4", folder / "lz4.log"
-    made = stamp(LZ4, COMPILE, target, compiler_version())
-    if is_built(out, made, log):
+    made, mark = stamp(LZ4, COMPILE, target, compiler_version()), out / "stamp"
+    if mark.is_file() and mark.read_text() == made:
         return
+    shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
+    log.unlink(missing_ok=True)
     run(f"LZ4 {LZ4.version}", target, log, [folder / "bin" / "cc", *COMPILE, "-c", source / "lz4.c", "-o", out / "lz4.o"])
     run("LZ4: archive", target, log, [folder / "bin" / "ar", "rcs", out / "liblz4.a", out / "lz4.o"])
     shutil.copy(source / "lz4.h", out)
-    (out / "stamp").write_text(made)
+    mark.write_text(made)
 
 
 def build_wheel(target: Target, folder: Path, jobs: int) -> Path:
