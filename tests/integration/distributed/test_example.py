@@ -71,13 +71,13 @@ def test_a_rank_that_is_killed_under_the_module_and_one_that_joins():
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     fresh = subprocess.Popen([sys.executable, "-c", HELD], text=True, env=ENVIRONMENT, **pipes)
     assert fresh.stdout.readline() == "held\n", fresh.stderr.read()
-    process = torchrun("-m", "pccl.distributed.run", EXAMPLE, "--kill", "1", "--steps", "700", "--pause", "0.03")
+    process = torchrun("-m", "pccl.distributed.run", EXAMPLE, "--kill", "1", "--steps", "400", "--pause", "0.03")
     line = ""
     while "to join:" not in line:
         line = process.stdout.readline()
         assert line, process.stderr.read()
     [(keys, masters)] = re.findall(r"PCCL_KEYS=(\S+) .* --join (\S+)", line)
-    joined, why = fresh.communicate(f"{keys} {EXAMPLE} --join {masters} --steps 700 --pause 0.03\n", timeout=SECONDS)
+    joined, why = fresh.communicate(f"{keys} {EXAMPLE} --join {masters} --steps 400 --pause 0.03\n", timeout=SECONDS)
     said, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, fresh.returncode) == (0, 0), said + errors + why
     assert "the others continue without it" in errors
