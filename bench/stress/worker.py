@@ -392,4 +392,4 @@ def run(given: dict[str, Any], end: socket.socket) -> int:
 
 def serve_master(given: dict[str, Any], end: socket.socket) -> int:
     """The master of the run, in a process of its own, until it is killed."""
-    return serve(given["listen"], given["beat"], given["masters"])
+    return serve(given["listen"], heartbeat_limit=given["beat"], masters=given["masters"])
