@@ -160,12 +160,10 @@ static pcclResult_t was_set(bool in_time, const char *what) {
             what)
 
 pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count) {
-    struct wire_address masters[WIRE_MAX_MASTERS] = {{0}};
-    uint32_t master_count = (uint32_t)count;
+    struct communicator_masters masters = {.count = (uint32_t)count};
     REQUIRE_COMM(comm);
-    RETURN_IF_FAILED(api_take_addresses(addresses, count, masters));
-    RETURN_IF_FAILED(SET(comm, masters, masters, "the masters are set"));
-    return SET(comm, master_count, master_count, "the masters are set");
+    RETURN_IF_FAILED(api_take_addresses(addresses, count, masters.list));
+    return SET(comm, masters, masters, "the masters are set");
 }
 
 pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path) {

@@ -61,11 +61,11 @@ static void add_masters_of_environment(struct communicator_params *params) {
     while (list != NULL && *list != 0) {
         size_t length = strcspn(list, ",");
         struct wire_address address;
-        if (params->master_count == WIRE_MAX_MASTERS || !socket_address_parse(list, length, &address))
+        if (params->masters.count == WIRE_MAX_MASTERS || !socket_address_parse(list, length, &address))
             LOG(LOG_ERR, "PCCL_MASTERS: %.*s is ignored: not an address and a port, or one too many", (int)length,
                 list);
-        else if (memcmp(&address, &params->masters[0], sizeof address) != 0)
-            params->masters[params->master_count++] = address;
+        else if (memcmp(&address, &params->masters.list[0], sizeof address) != 0)
+            params->masters.list[params->masters.count++] = address;
         list += length + (list[length] == ',');
     }
 }
@@ -118,7 +118,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                                          .name = default_name(),
                                          .transport = api_transport_options()};
     inside.transport.party = TRANSPORT_PEER;
-    inside.master_count = 1;
+    inside.masters.count = 1;
     inside.recovery_limit_ms =
         environment_number("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);
     uint32_t least = environment_number("PCCL_MIN_MEMBERS", 0, WIRE_MAX_MEMBERS, 0);
@@ -126,7 +126,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     uint32_t wait_s = environment_number("PCCL_MIN_MEMBERS_TIMEOUT_S", 0, API_SHORT_MOST_S, API_SHORT_DEFAULT_S);
     RETURN_IF_FAILED(api_check_limits(least, most));
     inside.limits = (struct wire_limits){(uint16_t)least, (uint16_t)most, wait_s * 1000};
-    RETURN_IF_FAILED(api_take_address(&params->master_address, "master_address", &inside.masters[0]));
+    RETURN_IF_FAILED(api_take_address(&params->master_address, "master_address", &inside.masters.list[0]));
     add_masters_of_environment(&inside);
     RETURN_IF_FAILED(default_run(&inside.run));
     char why[CARDS_WHY_BYTES];

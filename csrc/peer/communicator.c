@@ -75,7 +75,7 @@ struct member *communicator_new_member(const struct communicator *c, const struc
     if (core == NULL) return NULL;
     member_configure(core, &(struct member_settings){.spare_lanes = c->params.spare_lanes,
                                                      .recovery_limit_ms = c->params.recovery_limit_ms,
-                                                     .masters = c->params.master_count,
+                                                     .masters = c->params.masters.count,
                                                      .join_only = c->params.join_only,
                                                      .precopy = precopy_has_state(c->precopy),
                                                      .relay = c->params.relay[0] != 0,
@@ -242,10 +242,10 @@ pcclResult_t communicator_access(struct communicator *c, struct communicator_acc
     pcclResult_t code = communicator_check_usable(c);
     if (code != pcclSuccess) return communicator_finish(c, code);
     *out = (struct communicator_access){.transport = transport_context_hold(c->transport),
-                                        .master_count = c->params.master_count,
+                                        .master_count = c->params.masters.count,
                                         .run = c->run,
                                         .id = *member_id(c->core)};
-    memcpy(out->masters, c->params.masters, sizeof out->masters);
+    memcpy(out->masters, c->params.masters.list, sizeof out->masters);
     memcpy(out->secret, member_welcome(c->core)->secret, sizeof out->secret);
     return communicator_finish(c, pcclSuccess);
 }

@@ -27,8 +27,10 @@ struct link_report;
 enum { COMMUNICATOR_RELAY_BYTES = 272 };
 
 struct communicator_params {
-    struct wire_address masters[WIRE_MAX_MASTERS]; // in the order of preference
-    uint32_t master_count;
+    struct communicator_masters {
+        struct wire_address list[WIRE_MAX_MASTERS]; // in the order of preference
+        uint32_t count;
+    } masters;
     uint32_t recovery_limit_ms; // for how long a lost master is waited for; 0: not at all
     uint32_t group;
     uint32_t lanes;       // 1..WIRE_MAX_LANES

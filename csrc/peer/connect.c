@@ -103,9 +103,9 @@ static pcclResult_t attempt(struct communicator *c) {
 // Without keys only masters at loopback are tried; a later one of the list may be the one that takes the run up.
 static pcclResult_t check_masters(const struct communicator *c) {
     char address[64];
-    for (uint32_t i = 0; i < c->params.master_count; i++) {
-        if (transport_permits(&c->params.transport, &c->params.masters[i], TRANSPORT_DIALS)) continue;
-        socket_address_format(address, sizeof address, &c->params.masters[i]);
+    for (uint32_t i = 0; i < c->params.masters.count; i++) {
+        if (transport_permits(&c->params.transport, &c->params.masters.list[i], TRANSPORT_DIALS)) continue;
+        socket_address_format(address, sizeof address, &c->params.masters.list[i]);
         LOG(LOG_ERR, "the master at %s is " TRANSPORT_LOOPBACK_ONLY, address);
         return detail_fail(pcclInvalidArgument, "the master at %s is " TRANSPORT_LOOPBACK_ONLY, address);
     }

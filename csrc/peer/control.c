@@ -497,8 +497,8 @@ static bool take_wishes(struct control *t, int64_t now) {
     t->wanted = false;
     pthread_mutex_unlock(&t->c->lock);
     if (wanted && !closing) {
-        master_link_join(t->c->master, t->c->transport, &t->c->run, t->c->params.masters, t->c->params.master_count,
-                         now);
+        master_link_join(t->c->master, t->c->transport, &t->c->run, t->c->params.masters.list,
+                         t->c->params.masters.count, now);
     }
     return !closing;
 }

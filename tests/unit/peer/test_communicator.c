@@ -514,7 +514,7 @@ static void *free_main(void *argument) {
 static void test_destroy_between_two_steps_of_a_call(void) {
     check_case("destroyed between two steps of a call");
     struct communicator_params params = {
-        .masters[0] = {.family = 4, .bytes = {127, 0, 0, 1}, .port = 1}, .master_count = 1, .lanes = 1};
+        .masters.list[0] = {.family = 4, .bytes = {127, 0, 0, 1}, .port = 1}, .masters.count = 1, .lanes = 1};
     struct freed freed = {.peer = connect_new(&params)};
     REQUIRE(freed.peer != NULL);
     communicator_enter(freed.peer);
