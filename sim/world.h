@@ -27,7 +27,7 @@ enum {
     TEXT_BYTES = 512,
 };
 
-// What is counted, with its name in reports.
+// The counters of a run, each with its name in reports.
 #define WORLD_COUNTS(X) \
     X(EVENTS, "events") \
     X(STARTS, "starts") \

@@ -40,7 +40,8 @@ struct pccl_ext_master_settings {
     // files also later, when they have changed.
     const char *keys;
     const char *events; // file of the flight recorder, as pccl_ext_comm_set_events
-    // Of the run, the one at `self` is this. The first begins new runs, all take up runs whose members come to them.
+    // The masters of the run, of which the one at `self` is this. The first begins new runs, all take up runs whose
+    // members come to them.
     const ccoip_socket_address_t *masters;
     size_t master_count, self;
 };

@@ -40,7 +40,8 @@ void descriptor_begin(void) {
     pthread_mutex_lock(&lock);
 }
 
-// Who writes to a standard stream that the program has closed must not write into a connection.
+// Moves a new descriptor above those of the standard streams. The program may have closed these, and whatever still
+// writes to them must not write into a connection. Returns -1, with errno set, if the system refuses.
 static int above_standard_streams(int opened) {
     int moved = fcntl(opened, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
     close(opened);

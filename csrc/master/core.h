@@ -88,7 +88,7 @@ void core_await_others(struct master_core *core);
 // Returns the number of its run; 0: none yet.
 uint64_t core_run_id(const struct master_core *core);
 enum wire_activity core_activity(const struct master_core *core);
-// Its activity and how its last run ended, as STATUS_IS tells.
+// Returns what STATUS_IS tells: the activity, and how the last run ended.
 struct wire_status_is core_status(const struct master_core *core, int64_t now_ns);
 uint32_t core_peer_count(const struct master_core *core);
 // Appends the answer to DIAGNOSE as one frame. `trusted`: the sender may know everything. Others prove with the body

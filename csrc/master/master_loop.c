@@ -336,7 +336,8 @@ static void take_frames(struct master *master, struct conn *conn) {
     }
 }
 
-// One chunk, so that the others have their turn. An encrypted stream may hold bytes of which the poller does not tell.
+// Reads one chunk, so that the other connections have their turn. The poller does not tell of bytes that an encrypted
+// stream holds: these are read in the next turn.
 static void conn_read(struct master *master, struct conn *conn) {
     bool more;
     do {

@@ -55,7 +55,7 @@ static size_t run_of(const GENERAL_NAME *name, unsigned *role) {
     return 0;
 }
 
-// What a certificate says of a run.
+// The roles that a certificate gives its owner in a run.
 struct claim {
     const char *run; // NULL: it names none; lies in the certificate's names
     size_t length;

@@ -61,7 +61,7 @@ int rendezvous_dial_master(const struct wire_address *master) {
     if (any && at.family == 4) at.bytes[0] = 127;
     int fd = dial_master(&at);
     if (fd >= 0 || !socket_address_is_within_host(&at)) return fd;
-    // It may listen at a wildcard; that of IPv6 takes IPv4, too.
+    // The master may listen at a wildcard; that of IPv6 takes IPv4, too.
     memset(at.bytes, 0, sizeof at.bytes);
     for (; fd < 0 && at.family <= 6; at.family = (uint8_t)(at.family + 2)) fd = dial_master(&at);
     return fd;
