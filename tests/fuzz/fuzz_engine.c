@@ -186,8 +186,9 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_head
     if (type == WIRE_CODES || type == WIRE_RESULT) {
         uint64_t begin = shard.begin + head->block.index * CODEC_PIECE;
         uint64_t elements = begin < shard.end ? shard.end - begin : 0;
-        return codec_bytes(codec_find(op->args.fingerprint.codec), op->args.fingerprint.dtype,
-                           elements < CODEC_PIECE ? elements : CODEC_PIECE);
+        const struct codec *codec = codec_find(op->args.fingerprint.codec);
+        if (elements > CODEC_PIECE) elements = CODEC_PIECE;
+        return codec == NULL ? elements * op->element : codec_bytes(codec, op->args.fingerprint.dtype, elements);
     }
     return 0;
 }
