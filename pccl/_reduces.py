@@ -376,6 +376,7 @@ class Reaper:
     def _run(self) -> None:
         live: list[DroppedHandle] = []
         while not self._handle.closed:
+            dropped = None  # else the tensors of the last one would stay until another one comes
             with contextlib.suppress(queue.Empty):
                 dropped = self._dropped.get(block=not live)
                 if dropped is not None and self._owns(dropped):

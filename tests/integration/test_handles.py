@@ -240,6 +240,16 @@ def test_a_dropped_collective_goes_on_after_a_loss():
         await_no_live_ops(comms[:2])
 
 
+def test_a_dropped_collective_gives_its_tensors_free_at_its_end(pair):
+    for comm in pair:
+        value = np.zeros(3)
+        gone = weakref.ref(value)
+        comm.broadcast_async(value, root=0)
+        del value
+    while gone() is not None:
+        time.sleep(0.001)
+
+
 def test_a_dropped_collective_keeps_no_communicator():
     with team([0]) as comms:
         fresh = Communicator(str(comms[0]._endpoint))
