@@ -37,9 +37,10 @@ def save(tree: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
     Each tensor is an entry of the checkpoint, called by its keys joined with dots: `model.layer.weight`. All other values are
     in the entry "pccl". The folder is replaced at once when all is on the disk: after a crash it is the old one or the new one.
+    Other files in it are lost. No other peer takes part.
+
     TreeError: a value is of a class that `allow` was not called for, or the tree is too deep. OSError: the disk is full, or the
-    folder cannot be written; FileExistsError: at `path` is a file, or a folder with something else than a checkpoint. No other
-    peer takes part.
+    folder cannot be written; FileExistsError: at `path` is a file, or a folder that is neither empty nor a checkpoint.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # imported late: it takes a second
     from torch.distributed.checkpoint.state_dict_saver import save as save_entries
