@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
+import time
 import weakref
 from enum import Enum
 
@@ -30,9 +32,6 @@ from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, is_of_th
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal, Self
-
-NEVER = 2**64 - 1
-"""The time since the end of the last run of a master that has had none."""
 
 NOTICE_SECONDS = 0.5
 """After which a process that ends, and waits for its master, says so."""
@@ -231,7 +230,7 @@ def run_state(masters: str, limit: float = 1.0, keys: str = "") -> RunState:
     """
     served, completed, ended = _ffi.new("bool *"), _ffi.new("bool *"), _ffi.new("uint64_t *")
     path = os.fsencode(keys) if keys else _ffi.NULL
-    state, last = RunState.NONE, NEVER
+    state, last = RunState.NONE, -math.inf
     for endpoint in parse_endpoints(masters):
         with contextlib.suppress(OSError):
             for ip in resolve(endpoint, Deadline(limit)):
@@ -242,8 +241,9 @@ def run_state(masters: str, limit: float = 1.0, keys: str = "") -> RunState:
                     continue
                 if served[0]:
                     return RunState.SERVED
-                if ended[0] < last:
-                    state, last = RunState.COMPLETED if completed[0] else RunState.NONE, ended[0]
+                at = time.monotonic() - ended[0] / 1000  # a dead master may have cost seconds since the one before
+                if at > last:
+                    state, last = RunState.COMPLETED if completed[0] else RunState.NONE, at
     return state
 
 
