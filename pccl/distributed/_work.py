@@ -342,6 +342,7 @@ class Completer:
                         stopped = True
                         break
                     waiting.append((*item, time.monotonic() + item[0]._timeout))
+                    del item  # else the tensors of the last one would stay until another one comes
             except queue.Empty:
                 pass
             waiting = self._unsettled(waiting)

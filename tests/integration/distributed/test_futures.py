@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -163,3 +164,17 @@ def callbacks_that_wait() -> list[float]:
 
 def test_callbacks_run_in_the_order_of_the_calls():
     assert ranks.run(callbacks_that_wait, 2, timeout=10) == [[4.0, 8.0]] * 2
+
+
+def ends_in_the_thread() -> None:
+    tensor = torch.ones(3)
+    gone = weakref.ref(tensor)
+    time.sleep(0.2 * dist.get_rank())  # so that the first one's call has not ended when its future is asked for
+    dist.all_reduce(tensor, async_op=True).get_future().wait()
+    del tensor
+    while gone() is not None:
+        time.sleep(0.001)
+
+
+def test_the_tensors_of_the_last_future_are_free_at_its_end():
+    ranks.run(ends_in_the_thread, 2, timeout=10)
