@@ -223,8 +223,8 @@ class Events:
             with contextlib.suppress(queue.Empty):
                 while True:
                     handle, callbacks = self._ready.get_nowait()
-                    for callback in callbacks:
-                        _call(callback, handle, BaseException)  # one that exits must not end the thread of the others
+                    while callbacks:  # and keeps none of them, with what it refers to
+                        _call(callbacks.pop(0), handle, BaseException)  # one that exits must not end the thread of the others
                     del handle, callbacks
             with self._lock:
                 if self._native.closed and not self._watched and self._ready.empty():

@@ -250,6 +250,17 @@ def test_a_dropped_collective_gives_its_tensors_free_at_its_end(pair):
         time.sleep(0.001)
 
 
+def test_a_callback_is_free_after_its_call(pair):
+    first, second = pair
+    value = np.zeros(3)
+    gone = weakref.ref(value)
+    first.barrier_async().add_done_callback(lambda _, kept=value: None)
+    del value
+    second.barrier_async().result(timeout=PATIENCE)
+    while gone() is not None:
+        time.sleep(0.001)
+
+
 def test_a_dropped_collective_keeps_no_communicator():
     with team([0]) as comms:
         fresh = Communicator(str(comms[0]._endpoint))
