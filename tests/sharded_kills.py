@@ -255,7 +255,7 @@ class Member:
 PLACES: dict[str, tuple[Any, str]] = {
     "outline": (_dtensors.ShardedState, "take_outline"),
     "remesh": (_sharded, "remesh"),
-    "carry out": (restore, "_split"),
+    "carry out": (restore, "Window"),
     "verify": (_sharded, "verify"),
     "values": (Training, "take_own"),
     "exchange of layouts": (keeper.Keeper, "_exchange"),

@@ -41,7 +41,7 @@ def on_both(comms: list[pccl.Communicator], code: str, names: Callable[[int], di
 
 
 def test_leaving(monkeypatch, tmp_path):
-    sources, limits = blocks("leaving.md")
+    sources, workers, limits = blocks("leaving.md")
     monkeypatch.syspath_prepend(DOCS.parent / "examples")
     asked: list[Any] = []
     answers = {"token": "T", "instance-action": "{}", "preempted": "TRUE", "scheduledevents": '{"EventType": "Preempt"}'}
@@ -62,6 +62,11 @@ def test_leaving(monkeypatch, tmp_path):
     assert asked[1][2] == {"X-aws-ec2-metadata-token": "T"}
     answers.update({"instance-action": "", "preempted": "FALSE", "scheduledevents": '{"Events": []}'})
     assert [spot.aws(), spot.gcp(), spot.azure()] == [False] * 3
+    loading = iter(run(workers, signal=signal, DataLoader=torch.utils.data.DataLoader, dataset=range(8))["loader"])
+    assert [next(loading).item() for _ in range(4)] == [*range(4)]  # one of each worker
+    for worker in loading._workers:
+        os.kill(worker.pid, signal.SIGTERM)
+    assert [batch.item() for batch in loading] == [*range(4, 8)]
     run(limits, pccl=pccl)["comm"].close()
 
 
