@@ -353,9 +353,10 @@ static void conn_read(struct master *master, struct conn *conn) {
             return;
         }
         // A broken connection must end soon, whatever it has sent. TELEMETRY and NUMBERS come from other threads and go
-        // on even if the peer's control thread hangs.
+        // on even if the peer's control thread hangs; a part of a header (0) may be of one of them.
         uint16_t type = conn_in_type(&conn->in);
-        if (conn->state == CONN_KNOWN && !conn->broken && type != WIRE_TELEMETRY && type != WIRE_NUMBERS)
+        bool by_control = type != 0 && type != WIRE_TELEMETRY && type != WIRE_NUMBERS;
+        if (conn->state == CONN_KNOWN && !conn->broken && by_control)
             core_heard(conn->run->core, master->now_ns, master_conn_index(master, conn));
         take_frames(master, conn);
         if (conn->state == CONN_UNUSED || conn->state == CONN_LOST || conn->state == CONN_HELD) return;

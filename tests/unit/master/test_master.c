@@ -460,7 +460,9 @@ static uint16_t telemetry_answer(const struct client *client) {
     struct pollfd polled = {.fd = client->stream->fd, .events = POLLIN};
     struct wire_buffer frame = {0};
     wire_encode_telemetry(&frame, client->header, &told);
-    far_end_write(client->stream, frame.bytes, frame.length);
+    far_end_write(client->stream, frame.bytes, WIRE_HEADER_BYTES / 2); // which does not tell what comes
+    poll(NULL, 0, 10);
+    far_end_write(client->stream, frame.bytes + WIRE_HEADER_BYTES / 2, frame.length - WIRE_HEADER_BYTES / 2);
     wire_buffer_fini(&frame);
     bool come = client->stream->buffered || poll(&polled, 1, 50) > 0;
     return come ? any_frame(client->stream, body, sizeof body).type : WIRE_HEARTBEAT;
