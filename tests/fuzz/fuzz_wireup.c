@@ -156,9 +156,8 @@ static void turn(void) {
 static void take(void) {
     struct wireup_event event;
     while (wireup_next(wireup, &event)) {
-        if (event.kind != WIREUP_UP) continue;
-        MUST(++ups <= accepted + dialled && event.stream != NULL);
-        transport_free(event.stream);
+        if (event.kind == WIREUP_UP) MUST(++ups <= accepted + dialled && event.stream != NULL);
+        if (event.kind == WIREUP_UP || event.kind == WIREUP_PRECOPY) transport_free(event.stream);
     }
 }
 
