@@ -39,5 +39,5 @@ def check_parity(
         policy=policy,
         fraction=fraction,
         group=None if group in (None, world) else comm.group(group._launcher.view.founders),
-        timeout=seconds_of(timeout) or None,
+        timeout=None if timeout is None else seconds_of(timeout),
     )
