@@ -347,7 +347,7 @@ static void end_measurement(struct wireup *w, struct connection *c) {
 
 static void measure(struct wireup *w, struct connection *c) {
     struct measurement *m = c->measurement;
-    for (size_t total = 0; total < TURN_BYTES || c->stream->buffered;) {
+    for (size_t total = 0; total < TURN_BYTES;) { // the poller tells again of what is left, or of the end
         ptrdiff_t got = transport_receive(c->stream, w->scratch, SCRATCH_BYTES);
         if (got == -EAGAIN) return;
         if (got <= 0) {
