@@ -47,6 +47,14 @@ def form(comm: Communicator, world: int) -> None:
     comm.wait_for_peers(world, timeout=PATIENCE)
 
 
+def until(condition: Callable[[], object], otherwise: str = "") -> None:
+    """Returns once the condition holds, of which nothing tells. `otherwise`: the text of the error if it never does."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.02)
+
+
 class MasterProcess:
     """`pccl master` as a process, which may be killed, and started again at its address."""
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from peers import PATIENCE, PeerProcess, address_of
+from peers import PeerProcess, address_of, until
 
 from pccl import Communicator, MasterNode, _recording
 from pccl.cli.dump import command
@@ -18,14 +16,6 @@ from pccl.cli.dump import command
 
 def dump(*arguments: str) -> Result:
     return CliRunner().invoke(command, list(arguments))
-
-
-def until(condition: Callable[[], object]) -> None:
-    """A member writes its records by itself; nothing tells when."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_names_who_did_not_enter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

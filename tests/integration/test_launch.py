@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 from launched import EXAMPLES, Launched
-from peers import ENVIRONMENT
+from peers import ENVIRONMENT, until
 from performers import PATIENCE, secrets_of
 
 import pccl
@@ -339,10 +338,7 @@ def test_a_stopped_reader_stops_nobody(tmp_path, stream, monkeypatch):
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: subprocess.PIPE}
     with subprocess.Popen([*LAUNCH, "--nproc", "2", str(program)], **pipes) as command:
         try:
-            limit = time.monotonic() + PATIENCE
-            while not all((tmp_path / f"done{number}").exists() for number in range(2)):
-                assert time.monotonic() < limit, "the peers wait for a reader"
-                time.sleep(0.05)
+            until(lambda: all((tmp_path / f"done{number}").exists() for number in range(2)), "the peers wait for a reader")
             command.send_signal(signal.SIGTERM)
             assert command.wait(PATIENCE) == 128 + signal.SIGTERM
         finally:
@@ -360,10 +356,7 @@ def test_a_peer_that_never_stops_printing_keeps_nobody_waiting(tmp_path):
     )
     with subprocess.Popen([*LAUNCH, "--nproc", "2", str(program)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
         try:
-            limit = time.monotonic() + PATIENCE
-            while not (tmp_path / "prints").exists():
-                assert time.monotonic() < limit
-                time.sleep(0.05)
+            until((tmp_path / "prints").exists)
             one.send_signal(signal.SIGINT)
             assert one.wait(PATIENCE) == 128 + signal.SIGINT
         finally:
