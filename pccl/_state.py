@@ -132,10 +132,24 @@ class SharedState:
         from pccl.state._module import copy_by_name  # torch is not imported before it is needed
 
         self._collect("SharedState.load_state_dict")
-        copy_by_name(self._owners(), state["tensors"])
+        owners = self._owners()
+        copy_by_name(owners, state["tensors"])
         for scalar in self._scalars:
             scalar.store()
+        if len(owners) == len(self._tensor_infos):
+            self.mark_restored()
         self.revision = self._loaded = int(state["revision"])
+
+    def mark_restored(self) -> None:
+        """Tells the library that the program has written all entries anew. `load_state_dict` and `load` do so themselves.
+
+        Tensors that a sync was writing when it failed may hold half of another state. They are never given to others until a
+        sync into them succeeds, or the program has restored them, from a file, for instance. That goes by memory: call this
+        also for new tensors that may lie where such ones were freed.
+        """
+        result = _C.pccl_ext_state_restored(self._state)
+        if result != _C.pcclSuccess:
+            raise error_for(result, "SharedState.mark_restored", last_detail())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `state_dict` to the folder `path` . After a crash the folder is the old one or the new one."""

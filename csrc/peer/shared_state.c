@@ -82,7 +82,8 @@ static pcclResult_t vote(struct communicator *c) {
     };
     if (vote.incomplete && !precopy_is_new(c->precopy))
         LOG(LOG_WARN,
-            "shared state is incomplete after an interrupted transfer: it only receives until a sync succeeds");
+            "shared state is incomplete after an interrupted transfer: it only receives until a sync succeeds, or the "
+            "program has restored it (SharedState.load_state_dict or mark_restored)");
     // Before the vote is sent: the plan may be here at once.
     if (!sync_begin(c->engine, c->shared_state->content, (int64_t)member_welcome(c->core)->heartbeat_limit_ms * MS_NS))
         return drop(c, detail_fail(pcclInternalError, "the system refused memory for the sync"));

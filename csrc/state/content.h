@@ -57,14 +57,14 @@ struct wire_hash content_root(const struct delta_layout *layout, const uint64_t 
 bool content_is_of(const struct content *content, const pcclSharedState_t *state, const bool *read_only);
 
 // ---- torn memory ---- A transfer that ends after its first write leaves a state torn: half old, half new. Such a
-// state is no candidate in an election until a sync of it has succeeded, with whatever communicator. So the record
-// belongs to the process and holds places, not communicators. Memory that was given back and is used for another state
-// counts as the same, for nobody reports that; the new state then waits for a first sync, too. May be called from any
-// thread.
+// state is no candidate in an election until a sync of it has succeeded, with whatever communicator, or the program has
+// written it anew (pccl_ext_state_restored). So the record belongs to the process and holds places, not communicators.
+// Memory that was given back and is used for another state counts as the same, for nobody reports that. May be called
+// from any thread.
 
 // Records that a transfer into these entries was cut short.
 void content_mark_torn(const struct delta_layout *layout);
-// Records that a sync of these entries has succeeded.
+// Records that a sync of these entries has succeeded, or that all of them were written anew.
 void content_clear_torn(const struct delta_layout *layout);
 // Whether any byte of these entries lies where a transfer was cut short.
 bool content_is_torn(const struct delta_layout *layout);

@@ -297,6 +297,7 @@ class Trainer(ABC):
         for name, tensor in outer.items():
             tensor.copy_(state["outer"][name])
         self._outer_state._restore()
+        self._shared.mark_restored()
         for place, name in enumerate(SETTINGS):
             own, saved = float(self._settings[place]), state["settings"][name]
             if name != "peers" and own != saved:
@@ -542,6 +543,7 @@ class Trainer(ABC):
         collectors = [outer.optimizer_entries(prefix) for prefix, outer, _ in parts]
         own += [info for one in collectors for info in one.infos]
         self._outer_state = SharedState(own)
+        self._outer_state.mark_restored()  # all of it is new, but its memory may be that of an earlier, interrupted sync
         self._shared = SharedState([*own, *self.state.entries()])
         for state in (self._outer_state, self._shared):
             state._scalars = [scalar for one in collectors for scalar in one.scalars]

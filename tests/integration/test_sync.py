@@ -274,15 +274,22 @@ def test_a_donor_of_wrong_bytes_is_found_and_replaced():
         assert np.array_equal(held[2].arrays[0], held[1].arrays[0])
 
 
+def failed_transfer(comms: list[Communicator]) -> list[Held]:
+    """Two states: the second one is half overwritten with the first."""
+    held = [Held(filled(seed, 2_000_000)) for seed in (1, 2)]
+    good = held[0].arrays[0].copy()
+    waiting = voted(held[0], comms[0])
+    held[0].arrays[0][1_000_000:] = 7.0
+    assert held[1].sync(comms[1]) == Result.NO_SHARED_STATE_AVAILABLE
+    assert waiting.result() == Result.NO_SHARED_STATE_AVAILABLE
+    held[0].arrays[0][:] = good
+    return held
+
+
 def test_a_transfer_that_failed_is_repaired_by_the_next_sync():
     with team([0, 0]) as comms:
-        held = [Held(filled(seed, 2_000_000)) for seed in (1, 2)]
+        held = failed_transfer(comms)
         good = held[0].arrays[0].copy()
-        waiting = voted(held[0], comms[0])
-        held[0].arrays[0][1_000_000:] = 7.0
-        assert held[1].sync(comms[1]) == Result.NO_SHARED_STATE_AVAILABLE
-        assert waiting.result() == Result.NO_SHARED_STATE_AVAILABLE
-        held[0].arrays[0][:] = good
         # Half of it is overwritten: it must not win, not even as the longest-standing one with a later revision.
         held[1].shared.revision = 1
         infos = sync_all(comms, held)
@@ -290,6 +297,22 @@ def test_a_transfer_that_failed_is_repaired_by_the_next_sync():
         assert infos[1].rx_bytes > 0
         assert [one.shared.revision for one in held] == [0, 0]
         assert np.array_equal(held[1].arrays[0], good)
+
+
+@pytest.mark.parametrize("way", ["load_state_dict", "mark_restored"])
+def test_a_state_that_the_program_restored_is_given_to_others(way: str):
+    with team([0, 0]) as comms:
+        held = failed_transfer(comms)
+        restored = filled(3, 2_000_000)
+        if way == "mark_restored":
+            held[1].arrays[0][:] = restored[0]
+            held[1].shared.mark_restored()
+            held[1].shared.revision = 1
+        else:
+            held[1].shared.load_state_dict({"revision": 1, "tensors": {"entry 0": restored[0]}})
+        infos = sync_all(comms, held)
+        assert [info.rx_bytes > 0 for info in infos] == [True, False]
+        assert all(np.array_equal(one.arrays[0], restored[0]) for one in held)
 
 
 # ---- modules ----
