@@ -255,8 +255,11 @@ def _floats(role: str, tensor: Tensor, *, written: bool = False) -> Buffer:
 
 
 def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
-    package = sys.modules["torch" if is_torch_tensor(like) else "numpy"]
-    return package.zeros(shape, dtype=package.float32)
+    if is_torch_tensor(like):
+        torch = sys.modules["torch"]
+        return torch.zeros(shape, dtype=torch.float32, device="cpu")
+    numpy = sys.modules["numpy"]
+    return numpy.zeros(shape, numpy.float32)
 
 
 def _encode(

@@ -67,18 +67,18 @@ def sum_over(comm: Communicator, values: torch.Tensor, tag: int, timeout: float 
 def tell_all(comm: Communicator, numbers: Sequence[int], timeout: float | None) -> dict[UUID, list[int]]:
     """Returns what each member who lives tells, the same on all of them. A round that loses a member is repeated."""
     while True:
-        ones = torch.ones(1, dtype=torch.int64)
+        ones = torch.ones(1, dtype=torch.int64, device="cpu")
         living = sum_over(comm, ones, TAG + 1, timeout)
         assert living is not None
         here = sorted(living)
         own = here.index(comm.uuid)
-        lengths = torch.zeros(len(here), dtype=torch.int64)
+        lengths = torch.zeros(len(here), dtype=torch.int64, device="cpu")
         lengths[own] = len(numbers)
         if sum_over(comm, lengths, TAG + 2, timeout) != living:
             continue
         ends = lengths.cumsum(0).tolist()
-        content = torch.zeros(max(ends[-1], 1), dtype=torch.int64)
-        content[ends[own] - len(numbers) : ends[own]] = torch.tensor(numbers, dtype=torch.int64)
+        content = torch.zeros(max(ends[-1], 1), dtype=torch.int64, device="cpu")
+        content[ends[own] - len(numbers) : ends[own]] = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         if sum_over(comm, content, TAG + 3, timeout) != living:
             continue
         told = content.tolist()

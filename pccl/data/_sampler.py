@@ -278,7 +278,7 @@ class ElasticSampler(DistributedSampler[Any]):
             if not 0 <= count <= self._given:
                 raise ValueError(f"mask: {count} samples, but the program has got {self._given}")
             numbers = range(self._given - count, self._given)
-            return torch.tensor([self._ledger.at(self._place, number) >= 0 for number in numbers], dtype=torch.bool)
+            return torch.tensor([self._ledger.at(self._place, number) >= 0 for number in numbers], dtype=torch.bool, device="cpu")
 
     def micro_batches(self, batch_size: int | None) -> int:
         """Returns how many batches this rank accumulates in the coming step, so that all together read `global_batch_size`.
@@ -367,8 +367,8 @@ class ElasticSampler(DistributedSampler[Any]):
             members = self._ledger.members
             if comm is None:
                 return self._take_commit(dict.fromkeys(members, own))
-            told = torch.zeros(len(members), len(own), dtype=torch.int64)
-            told[self._place] = torch.tensor(own, dtype=torch.int64)
+            told = torch.zeros(len(members), len(own), dtype=torch.int64, device="cpu")
+            told[self._place] = torch.tensor(own, dtype=torch.int64, device="cpu")
             living = sum_over(comm, told.view(-1), TAG, timeout)
             assert living is not None, "a small all-reduce is not divided"
             require_dealt(living, members)
@@ -557,5 +557,5 @@ class ElasticSampler(DistributedSampler[Any]):
             generator.manual_seed(self.seed + epoch)
             if len(self._orders) >= _ORDERS:
                 del self._orders[min(self._orders)]
-            self._orders[epoch] = array("q", torch.randperm(self._ledger.size, generator=generator).tolist())
+            self._orders[epoch] = array("q", torch.randperm(self._ledger.size, generator=generator, device="cpu").tolist())
         return self._orders[epoch]

@@ -164,7 +164,7 @@ class Sharded:
 
     def _agreed(self, comm: Communicator, seconds: float) -> tuple[frozenset[UUID], int]:
         """Who lives, and how many leave: the same at all members, whatever each has heard."""
-        leaving = torch.tensor([int(self._leaves)], dtype=torch.int64)
+        leaving = torch.tensor([int(self._leaves)], dtype=torch.int64, device="cpu")
         return roll(comm, leaving, _ROLL, seconds), int(leaving.item())
 
     def _enter(self, group: ProcessGroup, seconds: float) -> None:

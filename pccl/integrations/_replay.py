@@ -191,7 +191,7 @@ class Replay:
         states: dict[str, Any] = dict.fromkeys(("torch", "python", "numpy", "cuda")) | random_states()
         states["loaders"] = [one.described()["generators"] for _, one in sorted(self._begun.items())]
         digests = [int.from_bytes(hashlib.sha256(bytes(encode(one))).digest()[:7], "little") for one in states.values()]
-        limits = torch.tensor([digests, [-one for one in digests]])
+        limits = torch.tensor([digests, [-one for one in digests]], device="cpu")
         dist.all_reduce(limits, dist.ReduceOp.MAX)
         return [name for name, same in zip(states, (limits.sum(0) == 0).tolist(), strict=True) if same]
 

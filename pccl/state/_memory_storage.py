@@ -269,7 +269,7 @@ class MemoryReader(_Memory, StorageReader):
         if problem is None:
             try:
                 shards = {name: self._known(name)._replace(box=box) for name, box in boxes.items()}
-                found = {name: torch.empty(one.box.shape, dtype=DTYPES[one.dtype]) for name, one in shards.items()}
+                found = {name: torch.empty(one.box.shape, dtype=DTYPES[one.dtype], device="cpu") for name, one in shards.items()}
             except (LookupError, MemoryError, RuntimeError) as error:
                 problem, shards = error, {}
         self._opened.fill(found, shards, problem)

@@ -43,7 +43,9 @@ class Extra(MutableMapping[str, Any]):
         if is_torch_tensor(value) or is_numpy_array(value):
             self._tensors[name] = value
         elif isinstance(value, (bool, int, float)):
-            self._tensors[name] = torch.tensor([value], dtype=torch.float64 if isinstance(value, float) else torch.int64)
+            self._tensors[name] = torch.tensor(
+                [value], dtype=torch.float64 if isinstance(value, float) else torch.int64, device="cpu"
+            )
             self._kinds[name] = type(value)
         else:
             raise TypeError(f"extra {name!r} must be a tensor, an array or a number, not {type(value).__name__}")
@@ -225,7 +227,7 @@ class Collector:
         def get() -> torch.Tensor:
             groups = optimizer.param_groups  # load_state_dict makes new ones
             values = [groups[number][key] if at is None else groups[number][key][at] for number, key, at in places]
-            return torch.tensor(values, dtype=torch.float64)
+            return torch.tensor(values, dtype=torch.float64, device="cpu")
 
         def put(values: torch.Tensor) -> None:
             for (number, key, at), value in zip(places, values.tolist(), strict=True):
@@ -251,7 +253,7 @@ class Collector:
                 kind = type(value)
 
                 def get(key: str = key) -> torch.Tensor:
-                    return torch.tensor([optimizer.state[parameter][key]], dtype=torch.float64)
+                    return torch.tensor([optimizer.state[parameter][key]], dtype=torch.float64, device="cpu")
 
                 def put(tensor: torch.Tensor, key: str = key, kind: type = kind) -> None:
                     optimizer.state[parameter][key] = kind(tensor.item())

@@ -451,7 +451,7 @@ def replay(comm: Communicator, compute: Callable[..., Any], inputs: Sequence[Any
         made = _named_outputs(compute(*copies))
     except Exception as error:
         with contextlib.suppress(PCCLError):  # the others would wait
-            check_parity(comm, {f"{type(error).__name__} raised": torch.zeros(1)}, policy, call="replay")
+            check_parity(comm, {f"{type(error).__name__} raised": torch.zeros(1, device="cpu")}, policy, call="replay")
         raise
     return check_parity(comm, made, policy, call="replay")
 

@@ -34,7 +34,7 @@ def broadcast_bytes(broadcast: Callable[[torch.Tensor], object], body: bytes | N
         raise JoinError(f"a member announced a state of {size} bytes, and at most {LIMIT_BYTES} are accepted")
     if failed:
         return b""
-    content = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.empty(size, dtype=torch.uint8)
+    content = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.empty(size, dtype=torch.uint8, device="cpu")
     broadcast(content)
     return content.numpy().tobytes()
 

@@ -264,7 +264,7 @@ class _Reader:
             raise TreeError(f"the state is malformed: a tensor of shape {shape}")
         if math.prod(shape) * dtype.itemsize != length:
             raise TreeError(f"the state is malformed: {length} bytes for a tensor of shape {shape}")
-        made = torch.empty(tuple(shape), dtype=dtype)
+        made = torch.empty(tuple(shape), dtype=dtype, device="cpu")
         if length:
             made.reshape(-1).view(torch.uint8).numpy()[:] = self.raw(offset, length)
         return made

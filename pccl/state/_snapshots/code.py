@@ -108,7 +108,7 @@ def rebuild(
     solved = inverse([[matrix[row][column] for column in missing] for row in used])
     found = {}
     for at, column in enumerate(missing):
-        found[column] = torch.zeros(size, dtype=torch.uint8)
+        found[column] = torch.zeros(size, dtype=torch.uint8, device="cpu")
         for row, factor in zip(used, solved[at], strict=True):
             add(found[column], sums[row], factor)
     return found

@@ -144,7 +144,7 @@ def hash_image(shards: ShardMap, image: torch.Tensor, names: list[str]) -> Sum:
 
 def changed_blocks(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Which blocks of BLOCK_BYTES differ between two uint8 tensors of one size, as a bool tensor."""
-    found = torch.zeros(-(-one.numel() // BLOCK_BYTES), dtype=torch.uint8)
+    found = torch.zeros(-(-one.numel() // BLOCK_BYTES), dtype=torch.uint8, device="cpu")
     at = [_ffi.cast("void *", tensor.data_ptr()) for tensor in (one, other)]
     _kernels.snapshot_changed(*at, one.numel(), BLOCK_BYTES, _ffi.cast("uint8_t *", found.data_ptr()))
     return found.bool()

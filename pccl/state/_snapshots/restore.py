@@ -325,7 +325,7 @@ def carry_out(
 
     parts = iter([next_of(fetch) for fetch in work.fetches if fetch.target == own])
     moved = {id(move): next(parts) for move in work.moves if move.target == own and move.source != own}
-    rebuilt = {slot: torch.empty(layout.sizes[slot], dtype=torch.uint8) for slot in source.lost}
+    rebuilt = {slot: torch.empty(layout.sizes[slot], dtype=torch.uint8, device="cpu") for slot in source.lost}
     for one in work.rebuilds:
         if one.target == own:
             _compute(one, source, pieces, parts, own, rebuilt)
@@ -371,7 +371,7 @@ def _compute(
     rows: dict[int, torch.Tensor] = {}
     for column, holder in one.units.items():
         name, low, high = _unit(one, column, layout)
-        units[column] = padded = torch.zeros(size, dtype=torch.uint8)
+        units[column] = padded = torch.zeros(size, dtype=torch.uint8, device="cpu")
         if low < high:
             padded[: high - low].copy_(pieces(name)[low:high] if holder == own else next(parts))
     for row, holder in one.rows.items():
@@ -393,7 +393,9 @@ def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]
     for fetch in work.fetches:
         pair = fetch.source, fetch.target
         sizes[pair] = sizes.get(pair, 0) + fetch.nbytes
-    come = {source: torch.empty(size, dtype=torch.uint8) for (source, target), size in sizes.items() if target == own}
+    come = {
+        source: torch.empty(size, dtype=torch.uint8, device="cpu") for (source, target), size in sizes.items() if target == own
+    }
     losses: list[PeerLostError | PCCLTimeoutError] = []
     failures: list[BaseException] = []
     garbled: list[int] = []

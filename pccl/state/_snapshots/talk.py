@@ -79,8 +79,8 @@ class Talk:
         if self._group is None:
             return [list(numbers)]
         is_first = self._mark is None
-        send = torch.tensor([*numbers, *([int.from_bytes(os.urandom(7))] if is_first else ())], dtype=torch.int64)
-        recv = torch.zeros(len(self.members), len(send), dtype=torch.int64)
+        send = torch.tensor([*numbers, *([int.from_bytes(os.urandom(7))] if is_first else ())], dtype=torch.int64, device="cpu")
+        recv = torch.zeros(len(self.members), len(send), dtype=torch.int64, device="cpu")
         self._all(Collective.ALL_GATHER, send, recv, dtype=DataType.INT64, count=len(send))
         found: list[list[int]] = recv.tolist()
         if is_first:
@@ -100,7 +100,7 @@ class Talk:
                     f"and {LIMIT_BYTES} of all"
                 )
         send = _tensor(content)
-        recv = torch.zeros(max(1, sum(counts)), dtype=torch.uint8)
+        recv = torch.zeros(max(1, sum(counts)), dtype=torch.uint8, device="cpu")
         self._all(Collective.ALL_GATHER, send, recv, dtype=DataType.UINT8, count=len(content), recv_counts=counts)
         ends = list(itertools.accumulate(counts))
         joined = recv.numpy().tobytes()
@@ -114,7 +114,7 @@ class Talk:
         size = self.gather([len(content) if content is not None else 0])[root][0]
         if not 0 <= size <= LIMIT_BYTES:
             raise GarbledError(f"member {root} announces {size} bytes, and at most {LIMIT_BYTES} are accepted")
-        data = _tensor(content) if content is not None else torch.zeros(max(1, size), dtype=torch.uint8)
+        data = _tensor(content) if content is not None else torch.zeros(max(1, size), dtype=torch.uint8, device="cpu")
         self._all(Collective.BROADCAST, data, data, dtype=DataType.UINT8, count=size, root=root)
         return data[:size].numpy().tobytes()
 

@@ -46,7 +46,7 @@ def snapshot(
         step, problem = 0, problem or type(error)(f"step must be a whole number below 2^63, not {step!r}")
     redundancy = vault.snapshots.redundancy
     wanted = redundancy.data << 10 | redundancy.parity
-    sums = torch.tensor([wanted, wanted * wanted])
+    sums = torch.tensor([wanted, wanted * wanted], device="cpu")
     members = _living(comm, timeout, sums)
     if len(members) * sums[1] != sums[0] * sums[0]:  # by Cauchy and Schwarz equal for equal numbers only
         text = f"the members give different copies or codes, of which this one's are {vault.snapshots}"
@@ -85,7 +85,7 @@ def restore(
             vault.settle(timeout)
             if attempt:
                 comm.update_topology(timeout=timeout)
-            members = _living(comm, timeout, torch.zeros(2, dtype=torch.int64))
+            members = _living(comm, timeout, torch.zeros(2, dtype=torch.int64, device="cpu"))
             opened = vault.open(members, members.index(comm.uuid), timeout)
             if opened is None:
                 if problem is not None:

@@ -111,16 +111,16 @@ class Transfer:
     def _send(self, message: _Message, window: Window) -> None:
         new, old = self._unit(self._snapshot, message), self._unit(self._base, message)
         failed = self._failure is not None and not isinstance(self._failure, PeerLostError)
-        blocks = torch.ones(_blocks(new.numel()), dtype=torch.bool) if old is None else changed_blocks(new, old)
+        blocks = torch.ones(_blocks(new.numel()), dtype=torch.bool, device="cpu") if old is None else changed_blocks(new, old)
         if failed:
             blocks = torch.zeros_like(blocks)
         low, high = self._snapshot.sums.get(self._job.own, Sum(0, 0)).signed()
-        head = torch.tensor([int(failed), int(blocks.sum()), low, high], dtype=torch.int64)
+        head = torch.tensor([int(failed), int(blocks.sum()), low, high], dtype=torch.int64, device="cpu")
         packed = torch.cat([head.view(torch.uint8), blocks.view(torch.uint8)])
         window.add(self._talk.send(message.receiver, message.name, packed))
         for number, runs in enumerate(_chunks(blocks, new.numel())):
             total = sum(end - begin for begin, end in runs)
-            content = torch.empty(total, dtype=torch.uint8)
+            content = torch.empty(total, dtype=torch.uint8, device="cpu")
             at = 0
             for begin, end in runs:
                 part = content[at : at + end - begin]
@@ -146,7 +146,7 @@ class Transfer:
         spoiled: set[tuple[int, int]] = set()
         memories: dict[tuple[int, int], Memory] = {}
         window = Window(self._talk)
-        scratch = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
+        scratch = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device="cpu")
         for message in self._messages:
             if message.receiver != self._job.own:
                 continue
@@ -194,7 +194,7 @@ class Transfer:
         begin, end = self._layout.range_of(message.stripe, message.column)
         size = end - begin
         numbers = _NUMBERS * 8
-        packed = torch.zeros(numbers + _blocks(size), dtype=torch.uint8)
+        packed = torch.zeros(numbers + _blocks(size), dtype=torch.uint8, device="cpu")
         window.add(self._talk.recv(message.sender, message.name, packed))
         window.drain()
         head = packed[:numbers].view(torch.int64).tolist()
@@ -204,7 +204,7 @@ class Transfer:
         columns = len(self._layout.placement.stripes[message.stripe].data)
         factor = factors(rows, columns)[message.row][message.column]
         chunks = list(_chunks(blocks, size))
-        buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8) for _ in chunks[: IN_FLIGHT + 1]]
+        buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, device="cpu") for _ in chunks[: IN_FLIGHT + 1]]
         for number, runs in enumerate(chunks):
             total = sum(stop - start for start, stop in runs)
             content = buffers[number % len(buffers)][:total]
