@@ -108,6 +108,7 @@ class Elastic:
         for one in optimizers if self._data() else ():
             inner = getattr(one, "optimizer", one)  # of a wrapper, such as accelerate's, which takes no hooks
             (inner if isinstance(inner, Optimizer) else one).register_step_post_hook(lambda *_: self._seal())
+        self._own_notice = not isinstance(leaves_on, Notice)
         self._notice = None if leaves_on is None else as_notice(leaves_on)
         if self._notice is not None:
             self._notice.listen(weakly(self._on_notice))
@@ -198,9 +199,14 @@ class Elastic:
             self._keeper.fence()
 
     def close(self) -> None:
-        """Drops the snapshots of this process, at the end of the training; a process that ends without it leaves them."""
+        """Drops the snapshots of this process, at the end of the training; a process that ends without it leaves them.
+
+        The signal of `leaves_on` gets its handler back, unless it has come; a Notice stays.
+        """
         if self._keeper is not None:
             self._keeper.close()
+        if self._own_notice and self._notice is not None and not self._notice.given:
+            self._notice.close()
 
     @property
     def _keeper(self) -> Keeper | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import signal
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,12 +18,13 @@ import torch
 import torch._dynamo  # what the first optimizer of a process would import, for seconds
 import torch.distributed as dist
 import torch.distributed.checkpoint
-from performers import Performer, preload
+from performers import PATIENCE, Performer, preload
 from torch import nn
 from torch.optim import lr_scheduler
 
 import pccl.distributed
 from pccl.distributed import Elastic, JoinError, _replicated
+from pccl.notice import Notice
 
 LIMIT = timedelta(seconds=20)
 preload(__name__)
@@ -273,6 +275,21 @@ def test_an_attribute_that_is_no_value_is_refused():
     for name in ("_step", "_sync", "other"):
         with pytest.raises(AttributeError, match="not one of the values"):
             setattr(state, name, 7)
+
+
+def test_the_end_of_the_training_gives_a_signal_its_handler_back():
+    before = signal.getsignal(signal.SIGTERM)
+    elastic, own = Elastic(nn.Linear(1, 1), leaves_on=signal.SIGTERM), Notice(signal.SIGUSR1)
+    other = Elastic(nn.Linear(1, 1), leaves_on=own)
+    try:
+        assert signal.getsignal(signal.SIGTERM) != before
+        for one in (elastic, other):
+            one.close()
+        assert signal.getsignal(signal.SIGTERM) == before
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert own.wait(PATIENCE)  # it belongs to the program
+    finally:
+        own.close()
 
 
 def test_a_dropped_object_is_gone_at_once():
