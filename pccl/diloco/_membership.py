@@ -113,7 +113,11 @@ class Membership:
         return connects
 
     def leave(self) -> None:
-        """Gives the shared state to newcomers no more. To be called where the communicator stays open."""
+        """Gives the shared state to newcomers no more, and lets `enter` be called again. The communicator stays open.
+
+        To members that all enter again, the run is not under way: whoever comes in meanwhile has missed nothing.
+        """
+        self._begun = self.joined = self.early = False
         if self._copies:
             with contextlib.suppress(PCCLError):
                 self._comm._offer(None)

@@ -109,6 +109,33 @@ def test_a_learning_rate_that_is_a_function_is_right_at_a_joiner(master, caplog)
         peer.comm.close()
 
 
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_a_block_may_be_entered_again(master, kind, settings):  # noqa: F811
+    """Where the communicator stays open; also by a peer that was let in before an outer step."""
+    first, second = (Peer(master, seed, simple, kind, **settings) for seed in (1, 2))
+    first.comm.connect()
+    first.enter()
+
+    def join() -> None:
+        second.comm.connect()
+        second.enter()
+
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join)
+        while not first.round().admitted:
+            pass
+        joining.result(PATIENCE)
+    for _ in range(2):
+        together(first.round, second.round)
+        together(first.diloco.close, second.diloco.close)
+        before = first.diloco.outer_step, first.diloco.parity
+        together(first.enter, second.enter)
+        assert (first.diloco.outer_step, first.diloco.parity) == before
+        assert first.diloco.parity == second.diloco.parity
+    for peer in (first, second):
+        peer.comm.close()
+
+
 def unfreeze(model: torch.nn.Module) -> str:
     model[0].weight.requires_grad_(True)
     return "parameter 0.weight is trained now"
