@@ -22,7 +22,7 @@ from pccl.lab.ports import free_ports
 
 CLONE_NEWNET = 0x40000000
 
-PATIENCE = float(os.environ.get("PCCL_TEST_PATIENCE", "30"))
+PATIENCE = float(os.environ.get("PCCL_TEST_PATIENCE", "60"))
 """How long anything may take, in seconds: far longer than it does, so only a hang meets it; more where there is other work."""
 
 
