@@ -48,10 +48,12 @@ class Logs:
         """The first answer that is not empty."""
         end = time.monotonic() + START
         while not (answer := ask()):
-            printed = "".join(f"{process}: {match[0]}\n" for process, match in self.find(".+"))
-            assert time.monotonic() < end, f"no {what}:\n{printed}"
-            time.sleep(0.1)
+            assert time.monotonic() < end, f"no {what}:\n{self.printed()}"
+            time.sleep(0.5)
         return answer
+
+    def printed(self) -> str:
+        return "".join(f"{process}: {match[0]}\n" for process, match in self.find(".+"))
 
     def steps(self, members: int) -> dict[int, list[str]]:
         """The parameters that workers have told after each step, in a run of so many."""

@@ -8,9 +8,9 @@
 #include "ops/plan.h"
 
 #ifdef __SANITIZE_THREAD__ // which takes minutes for more, whose threads do the same
-enum { ROUNDS = 1, STEP = 2, TYPES = pcclInt8 + 1, LONG = 1500001 };
+enum { ROUNDS = 1, STEP = 3, TYPES = pcclInt8 + 1, LONG = 1500001 };
 #elif defined(__SANITIZE_ADDRESS__) // more elements of one type touch no other code
-enum { ROUNDS = 1, STEP = 1, TYPES = KERNEL_DTYPES, LONG = 1500001 };
+enum { ROUNDS = 1, STEP = 2, TYPES = KERNEL_DTYPES, LONG = 1500001 };
 #else
 enum { ROUNDS = 2, STEP = 1, TYPES = KERNEL_DTYPES, LONG = 12000001 };
 #endif
