@@ -100,24 +100,35 @@ static uint32_t places_of(const struct halves *h, uint32_t missing, uint32_t ran
     return count;
 }
 
-// The sum for the member of this rank, from the place behind its own on; of small ones from the first place on.
-static float sum_of(const struct halves *h, uint32_t owner, uint64_t i, uint32_t missing) {
+// Who is in the sum for the member of this rank, in the order in which it is made: from the place behind its own on; of
+// small ones from the first place on.
+struct summands {
+    uint32_t ranks[PEERS_MAX], count;
+};
+
+static struct summands summands_of(const struct halves *h, uint32_t owner, uint32_t missing) {
     uint32_t ranks[PEERS_MAX], n = places_of(h, missing, ranks), first = 0;
     while (ranks[first] != owner) first++;
     uint64_t bytes = h->count * sizeof(float);
     bool small = bytes * (n - 1) <= PLAN_SMALL_ANY;
-    first = small ? 0 : (first + 1) % n;
-    float sum = value_of(h, ranks[first], i);
-    for (uint32_t k = 1; k < n; k++) sum += value_of(h, ranks[(first + k) % n], i);
-    if (h->op == pcclAvg) kernels_get()->divide[pcclFloat](&sum, 1, n);
+    struct summands found = {.count = n};
+    for (uint32_t k = 0; k < n; k++) found.ranks[k] = ranks[((small ? 0 : first + 1) + k) % n];
+    return found;
+}
+
+static float sum_of(const struct halves *h, const struct summands *who, uint64_t i) {
+    float sum = value_of(h, who->ranks[0], i);
+    for (uint32_t k = 1; k < who->count; k++) sum += value_of(h, who->ranks[k], i);
+    if (h->op == pcclAvg) kernels_get()->divide[pcclFloat](&sum, 1, who->count);
     return sum;
 }
 
 // An all-reduce has other owners: it is only compared roughly.
 static uint64_t count_wrong(const struct halves *h, uint32_t rank, uint64_t from, uint64_t to, uint32_t missing) {
     uint64_t wrong = 0, at = part_at(h, rank);
+    struct summands who = summands_of(h, h->kind == PLAN_REDUCE ? h->root : rank, missing);
     for (uint64_t i = from; i < to; i++) {
-        float sum = sum_of(h, h->kind == PLAN_REDUCE ? h->root : rank, at + i, missing), got = h->recv[rank][i];
+        float sum = sum_of(h, &who, at + i), got = h->recv[rank][i];
         wrong += h->kind == PLAN_ALL_REDUCE ? got < sum - 1e-3f || got > sum + 1e-3f : got != sum;
     }
     return wrong;
