@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from pccl._calls import NativeHandle, call, whole_number
-from pccl._errors import error_for, last_detail
+from pccl._errors import PCCLError, error_for
 from pccl._exports import publish
 from pccl._gpu import synchronize
 from pccl._loader import _C, _ffi
@@ -147,9 +147,7 @@ class SharedState:
         sync into them succeeds, or the program has restored them, from a file, for instance. That goes by memory: call this
         also for new tensors that may lie where such ones were freed.
         """
-        result = _C.pccl_ext_state_restored(self._state)
-        if result != _C.pcclSuccess:
-            raise error_for(result, "SharedState.mark_restored", last_detail())
+        PCCLError.check(_C.pccl_ext_state_restored(self._state), "SharedState.mark_restored")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `state_dict` to the folder `path` . After a crash the folder is the old one or the new one."""
@@ -184,9 +182,7 @@ class SharedState:
     def _hash_into(self, function: str, low: Any, high: Any, entries: Any) -> None:
         """Hashes all contents that must be equal, and each entry into `entries`, a `uint64_t[]` of two for each, or NULL."""
         self._collect(function)
-        result = _C.pccl_ext_state_hash(self._state, low, high, entries)
-        if result != _C.pcclSuccess:
-            raise error_for(result, function, last_detail())
+        PCCLError.check(_C.pccl_ext_state_hash(self._state, low, high, entries), function)
 
     def _read_only(self) -> Any:
         """Which entries their owners do not want written, as a `bool[]`."""

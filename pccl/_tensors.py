@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pccl._enums import DataType, DeviceType
-from pccl._errors import ArgumentError, Result, UsageError, error_for, last_detail
+from pccl._errors import ArgumentError, PCCLError, Result, UsageError
 from pccl._gpu import array_memory, check_known, common_stream, is_gpu_array, torch_stream
 from pccl._loader import _C, _ffi
 
@@ -175,9 +175,7 @@ class InputDigest:
         """By the hash of shared states, which takes several threads."""
         digest = _ffi.new("uint64_t[2]")
         if self._state.count > 0:
-            result = _C.pccl_ext_state_hash(self._state, digest, digest + 1, _ffi.NULL)
-            if result != _C.pcclSuccess:
-                raise error_for(result, "digest of the input", last_detail())
+            PCCLError.check(_C.pccl_ext_state_hash(self._state, digest, digest + 1, _ffi.NULL), "digest of the input")
         return list(digest)
 
     def check(self, name: str) -> None:
