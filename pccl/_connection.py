@@ -237,8 +237,7 @@ class Connection(Membership):
         Handles tell which ops had ended well before.
         """
         for notice in self._made_notices:
-            if not notice.given:  # else more signals may come of the same notice, while this process ends
-                notice.close()
+            notice._close_unless_given()
         self._end_spans()
         self._handle.close()
         self._events.closed()

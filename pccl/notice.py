@@ -200,6 +200,11 @@ class Notice:
             entry[0].uninstall()
         self._wakes.put(None)
 
+    def _close_unless_given(self) -> None:
+        """Leaves a given one open: more of its signals may come while this process ends."""
+        if not self.given:
+            self.close()
+
     def __enter__(self) -> Self:
         return self
 

@@ -108,8 +108,9 @@ class Elastic:
         for one in optimizers if self._data() else ():
             inner = getattr(one, "optimizer", one)  # of a wrapper, such as accelerate's, which takes no hooks
             (inner if isinstance(inner, Optimizer) else one).register_step_post_hook(lambda *_: self._seal())
-        self._own_notice = not isinstance(leaves_on, Notice)
-        self._notice = None if leaves_on is None else as_notice(leaves_on)
+        notice = None if leaves_on is None else as_notice(leaves_on)
+        self._made_notice = None if notice is leaves_on else notice  # of a signal
+        self._notice = notice
         if self._notice is not None:
             self._notice.listen(weakly(self._on_notice))
 
@@ -205,8 +206,8 @@ class Elastic:
         """
         if self._keeper is not None:
             self._keeper.close()
-        if self._own_notice and self._notice is not None and not self._notice.given:
-            self._notice.close()
+        if self._made_notice is not None:
+            self._made_notice._close_unless_given()
 
     @property
     def _keeper(self) -> Keeper | None:
