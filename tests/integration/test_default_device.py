@@ -1,13 +1,12 @@
-"""Programs that set another default device, as with torch.set_default_device("cuda"): here one that holds no bytes at all.
+"""Programs that have set another default device. Here it is "meta", in the thread of each peer.
 
-So a tensor that the package made without a device would fail at once.
+Its tensors hold no bytes, so one that the package makes there fails at once.
 """
 
 from __future__ import annotations
 
 import ast
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,10 @@ from pccl.data import ElasticSampler
 from pccl.diloco import AsyncDiLoCo, DiLoCo, StreamingDiLoCo
 from pccl.state import Snapshots
 
-MAKERS = {
+FACTORIES = {
     "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "normal", "ones", "rand", "randint",
     "randn", "randperm", "scalar_tensor", "tensor", "zeros",
 }  # fmt: skip
-
-
-def elsewhere(call: Callable[[], Any]) -> Any:
-    """`call()`, with a default device that has no memory. It holds for the calling thread alone."""
-    with torch.device("meta"):
-        return call()
 
 
 def test_the_package_names_the_device_of_each_tensor_that_it_makes():
@@ -42,7 +35,7 @@ def test_the_package_names_the_device_of_each_tensor_that_it_makes():
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
-                case ast.Call(func=ast.Attribute(value=ast.Name("torch"), attr=made)) if made in MAKERS:
+                case ast.Call(func=ast.Attribute(value=ast.Name("torch"), attr=made)) if made in FACTORIES:
                     if not any(keyword.arg in ("device", None) for keyword in node.keywords):
                         found.append(f"{path}:{node.lineno}: torch.{made}")
     assert found == []
@@ -61,20 +54,18 @@ def test_outer_steps(kind: Any, compression: str | None):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         x = torch.randn(8, 4)
 
-        def rounds() -> Any:
-            comm = pccl.Communicator(address)
-            state = {"seen": np.zeros(1), "step": 0}
-            with kind(model, comm, optimizer, sync_every=2, peers=2, compression=compression, state=state, **more) as diloco:
-                for _ in range(6):
-                    optimizer.zero_grad()
-                    model(x).square().mean().backward()
-                    optimizer.step()
-                    diloco.step()
-                if kind is AsyncDiLoCo:
-                    diloco.finish()
-                return diloco.parity
-
-        return elsewhere(rounds)
+        comm = pccl.Communicator(address)
+        state = {"seen": np.zeros(1), "step": 0}
+        settings = {"sync_every": 2, "peers": 2, "compression": compression, "state": state, **more}
+        with torch.device("meta"), kind(model, comm, optimizer, **settings) as diloco:
+            for _ in range(6):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                diloco.step()
+            if kind is AsyncDiLoCo:
+                diloco.finish()
+            return diloco.parity
 
     with pccl.MasterNode("127.0.0.1:0") as master:
         first, second = on_all([address_of(master)] * 2, train)
@@ -86,14 +77,11 @@ def test_a_shared_state_and_parity():
         torch.manual_seed(rank)
         model = nn.Linear(4, 4)
         optimizer = torch.optim.AdamW(model.parameters())
-
-        def sync() -> Any:
+        with torch.device("meta"):
             state = pccl.SharedState.from_module(model, optimizer, {"step": 0, "best": 1.5})
             comm.sync_shared_state(state, timeout=PATIENCE)
             comm.check_parity(model, timeout=PATIENCE)
             return state.hash()
-
-        return elsewhere(sync)
 
     with team([0, 0]) as comms:
         first, second = on_all(comms, work)
@@ -102,38 +90,32 @@ def test_a_shared_state_and_parity():
 
 def test_samplers():
     data = list(range(20))
+
+    def draw(comm: pccl.Communicator, rank: int) -> list[int]:
+        with torch.device("meta"):
+            sampler = ElasticSampler(data, seed=3, communicator=comm)
+            sampler.sync(comm)
+            drawn = list(sampler)
+            sampler.commit(timeout=PATIENCE)
+            return drawn
+
     with team([0, 0]) as comms:
-
-        def draw(comm: pccl.Communicator, rank: int) -> list[int]:
-            def all_of_them() -> list[int]:
-                sampler = ElasticSampler(data, seed=3, communicator=comm)
-                sampler.sync(comm)
-                drawn = list(sampler)
-                sampler.commit(timeout=PATIENCE)
-                return drawn
-
-            return elsewhere(all_of_them)
-
         first, second = on_all(comms, draw)
         assert sorted(first + second) == data
 
 
 def test_snapshots_of_plain_tensors():
+    def keep(comm: pccl.Communicator, rank: int) -> Any:
+        part = torch.arange(6.0).reshape(2, 3)[rank : rank + 1].clone()
+        restored = torch.zeros_like(part)
+        snapshots = Snapshots(name=uuid.uuid4().hex, holder=False)
+        options: dict[str, Any] = {"snapshots": snapshots, "shards": {"w": ((2, 3), (rank, 0))}, "timeout": PATIENCE}
+        with torch.device("meta"):
+            comm.snapshot({"w": part}, step=5, **options)
+            assert comm.wait_for_snapshot()
+            return comm.restore({"w": restored}, **options), restored, part
+
     with team([0, 0]) as comms:
-
-        def keep(comm: pccl.Communicator, rank: int) -> Any:
-            part = torch.arange(6.0).reshape(2, 3)[rank : rank + 1].clone()
-            shards = {"w": ((2, 3), (rank, 0))}
-
-            def snapshot() -> Any:
-                options = {"snapshots": Snapshots(name=uuid.uuid4().hex, holder=False), "shards": shards, "timeout": PATIENCE}
-                comm.snapshot({"w": part}, step=5, **options)
-                assert comm.wait_for_snapshot()
-                restored = torch.zeros(1, 3, device="cpu")
-                return comm.restore({"w": restored}, **options), restored
-
-            return elsewhere(snapshot), part
-
-        for (told, restored), part in on_all(comms, keep):
+        for told, restored, part in on_all(comms, keep):
             assert told.step == 5
             assert torch.equal(restored, part)

@@ -710,22 +710,22 @@ static void test_failed(void) {
     free(a);
 }
 
-#ifdef __SANITIZE_THREAD__ // more elements keep its threads busy for minutes with the same
-enum { PART = 4 };
+#ifdef __SANITIZE_THREAD__ // larger counts run the same code, for minutes
+enum { DIVISOR = 4 };
 #else
-enum { PART = 1 };
+enum { DIVISOR = 1 };
 #endif
 
 static void test_all(void) {
     for (int in_place = 0; in_place < 2; in_place++) {
         test_sum(2, 1, 10, in_place, pcclSum);
-        test_sum(2, 2, 700001 / PART, in_place, pcclSum);
+        test_sum(2, 2, 700001 / DIVISOR, in_place, pcclSum);
         test_sum(3, 2, 5000, in_place, pcclAvg);
-        test_sum(3, 3, 333333 / PART, in_place, pcclSum);
-        test_sum(4, 1, 100003 / PART, in_place, pcclAvg);
-        test_sum(5, 2, 300007 / PART, in_place, pcclSum);
-        test_quantised(2, 300000 / PART, CODEC_MINMAX_UINT8, in_place);
-        test_quantised(4, 1000001 / PART, CODEC_MINMAX_UINT8, in_place);
+        test_sum(3, 3, 333333 / DIVISOR, in_place, pcclSum);
+        test_sum(4, 1, 100003 / DIVISOR, in_place, pcclAvg);
+        test_sum(5, 2, 300007 / DIVISOR, in_place, pcclSum);
+        test_quantised(2, 300000 / DIVISOR, CODEC_MINMAX_UINT8, in_place);
+        test_quantised(4, 1000001 / DIVISOR, CODEC_MINMAX_UINT8, in_place);
         test_quantised(3, 5, CODEC_ZERO_INT8, in_place);
         test_loss(100, in_place);
         test_loss(400000, in_place);

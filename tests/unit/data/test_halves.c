@@ -100,12 +100,12 @@ static uint32_t places_of(const struct halves *h, uint32_t missing, uint32_t ran
     return count;
 }
 
-// Who is in the sum for the member of this rank, in the order in which it is made: from the place behind its own on; of
-// small ones from the first place on.
+// The ranks whose values are added, in that order.
 struct summands {
     uint32_t ranks[PEERS_MAX], count;
 };
 
+// The sum for an owner begins with the place behind its own; a small one begins with the first place.
 static struct summands summands_of(const struct halves *h, uint32_t owner, uint32_t missing) {
     uint32_t ranks[PEERS_MAX], n = places_of(h, missing, ranks), first = 0;
     while (ranks[first] != owner) first++;
@@ -116,19 +116,19 @@ static struct summands summands_of(const struct halves *h, uint32_t owner, uint3
     return found;
 }
 
-static float sum_of(const struct halves *h, const struct summands *who, uint64_t i) {
-    float sum = value_of(h, who->ranks[0], i);
-    for (uint32_t k = 1; k < who->count; k++) sum += value_of(h, who->ranks[k], i);
-    if (h->op == pcclAvg) kernels_get()->divide[pcclFloat](&sum, 1, who->count);
+static float sum_of(const struct halves *h, const struct summands *added, uint64_t i) {
+    float sum = value_of(h, added->ranks[0], i);
+    for (uint32_t k = 1; k < added->count; k++) sum += value_of(h, added->ranks[k], i);
+    if (h->op == pcclAvg) kernels_get()->divide[pcclFloat](&sum, 1, added->count);
     return sum;
 }
 
 // An all-reduce has other owners: it is only compared roughly.
 static uint64_t count_wrong(const struct halves *h, uint32_t rank, uint64_t from, uint64_t to, uint32_t missing) {
     uint64_t wrong = 0, at = part_at(h, rank);
-    struct summands who = summands_of(h, h->kind == PLAN_REDUCE ? h->root : rank, missing);
+    struct summands added = summands_of(h, h->kind == PLAN_REDUCE ? h->root : rank, missing);
     for (uint64_t i = from; i < to; i++) {
-        float sum = sum_of(h, &who, at + i), got = h->recv[rank][i];
+        float sum = sum_of(h, &added, at + i), got = h->recv[rank][i];
         wrong += h->kind == PLAN_ALL_REDUCE ? got < sum - 1e-3f || got > sum + 1e-3f : got != sum;
     }
     return wrong;
@@ -329,7 +329,7 @@ static void test_survivors(bool in_place, int64_t commits, int op) {
 }
 
 static void test_all(void) {
-// Sanitizers take long for larger ones, whose threads do the same.
+// Larger counts run the same code, for minutes under a sanitizer.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     static const uint64_t counts[] = {0, 1, 1000, 65537};
     enum { STEP = PEERS_MAX - 2 };

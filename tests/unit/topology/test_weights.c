@@ -9,11 +9,11 @@
 
 enum { VOTES = 20, MANY_VOTES = 100, GRID = 20 };
 
-// Of the trials that vary numbers alone, a sanitizer sees each fifth.
+// Sanitized builds run each fifth trial: the trials differ in their numbers alone.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { EACH = 5 };
+enum { STRIDE = 5 };
 #else
-enum { EACH = 1 };
+enum { STRIDE = 1 };
 #endif
 
 static uint64_t seed = 11;
@@ -264,7 +264,7 @@ static double best_of(const struct world *world, struct weights_plan *plan, uint
 // Where each member receives as fast as it sends, or nearly; what is several times as fast as what was seen takes more
 // votes than one.
 static void test_against_grid(void) {
-    for (int trial = 0; trial < 300; trial += EACH) {
+    for (int trial = 0; trial < 300; trial += STRIDE) {
         uint32_t n = 3 + (uint32_t)trial % 2;
         check_case("trial %d, %u members", trial, n);
         struct world world = even(n, 25e6);
@@ -329,7 +329,7 @@ static double best_time(const struct world *world) {
 // All far from each other; what limits ops is a link between each two, or what members send and receive. It is found
 // out, and then nothing changes any more; if times of ops differ by almost a third, seldom.
 static void test_far(void) {
-    for (int trial = 0; trial < 800; trial += EACH) {
+    for (int trial = 0; trial < 800; trial += STRIDE) {
         uint32_t n = 3 + (uint32_t)trial % 2;
         bool links = trial < 400, noisy = trial / 200 % 2 == 1;
         check_case("trial %d, %u members with %s", trial, n, links ? "links" : "ports");
@@ -418,7 +418,7 @@ static void test_lasts(void) {
 
 static void test_properties(void) {
     static const double odd[] = {0, -1, 1, 1e3, 1e6, 25e6, 1e9, 1e300, HUGE_VAL, NAN};
-    for (int trial = 0; trial < 20000; trial += EACH) {
+    for (int trial = 0; trial < 20000; trial += STRIDE) {
         uint32_t n = 3 + (uint32_t)(check_random(&seed) % 6);
         check_case("trial %d, %u members", trial, n);
         struct weights_edge edges[64];
