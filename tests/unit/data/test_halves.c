@@ -108,7 +108,7 @@ struct summands {
 // The sum for an owner begins with the place behind its own; a small one begins with the first place.
 static struct summands summands_of(const struct halves *h, uint32_t owner, uint32_t missing) {
     uint32_t ranks[PEERS_MAX], n = places_of(h, missing, ranks), first = 0;
-    while (ranks[first] != owner) first++;
+    while (first < n && ranks[first] != owner) first++;
     uint64_t bytes = h->count * sizeof(float);
     bool small = bytes * (n - 1) <= PLAN_SMALL_ANY;
     struct summands found = {.count = n};
