@@ -42,6 +42,33 @@ enum { CHECK_PRINTED = 50, CHECK_CASE_BYTES = 256, CHECK_PATIENCE_S = 60 };
         } \
     } while (0)
 
+// On a function that fills or compares values one by one. The thread sanitizer does not watch it, or that would take most of
+// the time of a test. What the function reads of other threads is watched by `check_reads` in one step.
+#define CHECK_UNWATCHED __attribute__((no_sanitize("thread")))
+
+#ifdef __SANITIZE_THREAD__
+void __tsan_read_range(void *from, size_t bytes);
+void __tsan_write_range(void *to, size_t bytes);
+#endif
+
+// For the thread sanitizer: this thread reads these bytes now.
+__attribute__((unused)) static void check_reads(const void *from, size_t bytes) {
+#ifdef __SANITIZE_THREAD__
+    __tsan_read_range((void *)(uintptr_t)from, bytes);
+#else
+    (void)from, (void)bytes;
+#endif
+}
+
+// For the thread sanitizer: this thread writes these bytes now.
+__attribute__((unused)) static void check_writes(void *to, size_t bytes) {
+#ifdef __SANITIZE_THREAD__
+    __tsan_write_range(to, bytes);
+#else
+    (void)to, (void)bytes;
+#endif
+}
+
 static atomic_size_t check_done;
 static atomic_size_t check_failed;
 static _Thread_local char check_case_text[CHECK_CASE_BYTES];
@@ -86,10 +113,10 @@ __attribute__((unused)) static bool check_text(const char *got, const char *want
 
 __attribute__((unused)) static bool check_bytes(const void *got, const void *want, size_t bytes, const char *file,
                                                 int line, const char *what) {
+    if (bytes == 0 || memcmp(got, want, bytes) == 0) return check_report(true, file, line, "%s", what);
     const uint8_t *g = got, *w = want;
     size_t i = 0;
-    while (i < bytes && g[i] == w[i]) i++;
-    if (i == bytes) return check_report(true, file, line, "%s", what);
+    while (g[i] == w[i]) i++;
     return check_report(false, file, line, "%s (byte %zu of %zu: got 0x%02x, want 0x%02x)", what, i, bytes, g[i], w[i]);
 }
 
@@ -113,7 +140,7 @@ __attribute__((unused, noreturn)) static void check_give_up(const char *file, in
 }
 
 // Reproducible random numbers (splitmix64): the same seed gives the same numbers everywhere.
-__attribute__((unused)) static uint64_t check_random(uint64_t *seed) {
+__attribute__((unused)) CHECK_UNWATCHED static uint64_t check_random(uint64_t *seed) {
     uint64_t z = (*seed += 0x9E3779B97F4A7C15u);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;

@@ -307,11 +307,29 @@ static inline void judge(struct world *world, bool lost) {
     free(verdict);
 }
 
-static inline float input(uint32_t peer, uint64_t i) { return (float)((peer + 1) * 1000 + i % 997); }
+CHECK_UNWATCHED static inline float input(uint32_t peer, uint64_t i) { return (float)((peer + 1) * 1000 + i % 997); }
+
+CHECK_UNWATCHED static inline void fill_input(float *data, uint32_t peer, uint64_t count) {
+    check_writes(data, count * sizeof *data);
+    for (uint64_t i = 0; i < count; i++) data[i] = input(peer, i);
+}
+
+// How many elements are not the sum of the inputs of so many peers, the first of which is given, divided by `divisor`.
+CHECK_UNWATCHED static inline uint64_t wrong_sums(const float *got, uint64_t count, uint32_t first, uint32_t peers,
+                                                  uint32_t divisor) {
+    uint64_t wrong = 0;
+    check_reads(got, count * sizeof *got);
+    for (uint64_t i = 0; i < count; i++) {
+        float expected = 0;
+        for (uint32_t k = 0; k < peers; k++) expected += input(first + k, i);
+        wrong += got[i] != expected / (float)divisor;
+    }
+    return wrong;
+}
 
 static inline float *filled(uint32_t peer, uint64_t count) {
     float *data = malloc(count * sizeof *data + 1);
-    for (uint64_t i = 0; i < count; i++) data[i] = input(peer, i);
+    fill_input(data, peer, count);
     return data;
 }
 

@@ -16,8 +16,7 @@ static void test_sum(uint32_t peers, uint32_t lanes, uint64_t count, bool in_pla
     }
     for (int round = 0; round < 3; round++) {
         for (uint32_t i = 0; i < peers; i++) {
-            if (in_place)
-                for (uint64_t k = 0; k < count; k++) send[i][k] = input(i, k);
+            if (in_place) fill_input(send[i], i, count);
             struct call_args reduce = reduce_of(send[i], recv[i], 5, count, op, CODEC_RAW);
             CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
             CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_TAG_LIVE);
@@ -29,16 +28,8 @@ static void test_sum(uint32_t peers, uint32_t lanes, uint64_t count, bool in_pla
             CHECK(outcome.info.contributors == peers);
             if (peers == 2) CHECK(outcome.info.tx_bytes == count * 4 && outcome.info.rx_bytes == count * 4);
         }
-        for (uint32_t i = 0; i < peers; i++) {
-            uint64_t wrong = 0;
-            for (uint64_t k = 0; k < count; k++) {
-                float expected = 0;
-                for (uint32_t j = 0; j < peers; j++) expected += input(j, k);
-                if (op == pcclAvg) expected /= (float)peers;
-                wrong += recv[i][k] != expected;
-            }
-            CHECK(wrong == 0);
-        }
+        for (uint32_t i = 0; i < peers; i++)
+            CHECK_EQ(wrong_sums(recv[i], count, 0, peers, op == pcclAvg ? peers : 1), 0);
     }
     world_free(world);
     for (uint32_t i = 0; i < peers; i++) {
@@ -123,8 +114,7 @@ static void test_crossed(void) {
     for (int round = 0; round < 4; round++) {
         struct call_outcome outcome;
         for (uint32_t i = 0; i < PEERS; i++)
-            for (uint32_t k = 0; k < 2; k++)
-                for (uint64_t e = 0; e < COUNT; e++) data[i][k][e] = input(i + k, e);
+            for (uint32_t k = 0; k < 2; k++) fill_input(data[i][k], i + k, COUNT);
         for (uint32_t i = 0; i < PEERS; i++) {
             struct call_args first = reduce_of(data[i][0], data[i][0], FIRST, COUNT, pcclSum, CODEC_RAW),
                              second = reduce_of(data[i][1], data[i][1], SECOND, COUNT, pcclSum, CODEC_RAW);
@@ -175,9 +165,7 @@ static void test_loss(uint64_t count, bool in_place) {
         struct call_outcome outcome;
         engine_wait(world->sides[i].engine, 1, platform_now_ns() + 20 * SECOND_NS, &outcome);
         CHECK(outcome.result == CALL_LOST && outcome.epoch == world->epoch);
-        uint64_t wrong = 0;
-        for (uint64_t k = 0; k < count; k++) wrong += send[i][k] != input(i, k);
-        CHECK(wrong == 0);
+        CHECK_EQ(wrong_sums(send[i], count, i, 1, 1), 0);
         struct call_args reduce = reduce_of(send[i], recv[i], 2, count, pcclSum, CODEC_RAW);
         CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == CALL_OK); // still counts on three
         engine_wait(world->sides[i].engine, 2, INT64_MAX, &outcome);
@@ -210,7 +198,7 @@ static void test_relink(void) {
     for (int round = 0; round < 30; round++) {
         for (uint32_t i = 0; i < PEERS; i++)
             for (uint32_t t = 0; t < TAGS; t++) {
-                for (uint64_t k = 0; k < sizes[t % 4]; k++) data[i][t][k] = input(i + t, k);
+                fill_input(data[i][t], i + t, sizes[t % 4]);
                 struct call_args reduce = reduce_of(data[i][t], data[i][t], t, sizes[t % 4], pcclSum, CODEC_RAW);
                 CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == CALL_OK);
                 if (i == (uint32_t)round % PEERS && t == (uint32_t)round % TAGS) {
@@ -230,10 +218,7 @@ static void test_relink(void) {
                 struct call_outcome outcome;
                 engine_wait(world->sides[i].engine, t, platform_now_ns() + 20 * SECOND_NS, &outcome);
                 CHECK(outcome.result == CALL_OK);
-                uint64_t wrong = 0;
-                for (uint64_t k = 0; k < sizes[t % 4]; k++)
-                    wrong += data[i][t][k] != input(t, k) + input(t + 1, k) + input(t + 2, k);
-                CHECK(wrong == 0);
+                CHECK_EQ(wrong_sums(data[i][t], sizes[t % 4], t, PEERS, 1), 0);
             }
     }
     world_free(world);
@@ -320,11 +305,12 @@ struct reduced {
     float *send[PEERS_MAX], *recv[PEERS_MAX];
 };
 
-static float value_of(const struct reduced *r, uint32_t peer, uint64_t i) {
+CHECK_UNWATCHED static float value_of(const struct reduced *r, uint32_t peer, uint64_t i) {
     return r->quantised ? (float)(1 << peer) : input(peer, i);
 }
 
-static struct reduced reduced_new(uint32_t peers, uint64_t count, int op, bool in_place, bool quantised) {
+CHECK_UNWATCHED static struct reduced reduced_new(uint32_t peers, uint64_t count, int op, bool in_place,
+                                                  bool quantised) {
     struct reduced r = {.peers = peers, .count = count, .op = op, .in_place = in_place, .quantised = quantised};
     for (uint32_t i = 0; i < peers; i++) {
         r.send[i] = malloc(count * sizeof(float));
@@ -352,9 +338,11 @@ static void post(struct world *world, const struct reduced *r, uint32_t side, bo
 
 // Each range is exactly the reduction of its contributors' inputs, or the input. How many elements have `full`
 // contributors.
-static uint64_t check_ranges(const struct reduced *r, uint32_t side, const struct call_contributors *told,
-                             uint32_t full) {
+CHECK_UNWATCHED static uint64_t check_ranges(const struct reduced *r, uint32_t side,
+                                             const struct call_contributors *told, uint32_t full) {
     uint64_t at = 0, all = 0, wrong = 0;
+    check_reads(r->recv[side], r->count * sizeof(float));
+    check_reads(r->send[side], r->count * sizeof(float));
     CHECK(told != NULL);
     for (uint32_t i = 0; told != NULL && i < told->count; i++) {
         const struct call_range *range = &told->ranges[i];

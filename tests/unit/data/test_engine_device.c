@@ -54,7 +54,7 @@ struct trial {
 // Exact in every way of adding and of quantising.
 static float value_of(uint32_t peer) { return (float)(1u << peer); }
 
-static float *tensor_of(const struct trial *t, uint32_t side, float value) {
+CHECK_UNWATCHED static float *tensor_of(const struct trial *t, uint32_t side, float value) {
     bool plain = t->way->same_host && side != VICTIM;
     float *tensor = plain ? malloc(t->way->count * sizeof(float) + 1) : fake_device_new(t->way->count * sizeof(float));
     REQUIRE(tensor != NULL);
@@ -70,8 +70,9 @@ static void tensor_free(const struct trial *t, uint32_t side, float *tensor) {
         fake_device_free(tensor);
 }
 
-static bool holds_first(const float *tensor, uint64_t count, float value) {
+CHECK_UNWATCHED static bool holds_first(const float *tensor, uint64_t count, float value) {
     const float *bytes = fake_device_bytes(tensor);
+    check_reads(bytes, count * sizeof *bytes);
     for (uint64_t k = 0; k < count; k++)
         if (bytes[k] != value) return false;
     return true;

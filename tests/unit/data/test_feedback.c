@@ -15,7 +15,7 @@ struct tensor {
     float *input[PEERS_MAX], *recv[PEERS_MAX], *before[PEERS_MAX], *after[PEERS_MAX], *kept[PEERS_MAX];
 };
 
-static float *noise(uint64_t *seed, uint64_t count) {
+CHECK_UNWATCHED static float *noise(uint64_t *seed, uint64_t count) {
     float *values = malloc(count * sizeof *values);
     for (uint64_t i = 0; i < count; i++)
         values[i] = ((float)(check_random(seed) >> 40) * 0x1p-24f - 0.5f) * ldexpf(1, -(int)(i / 512 % 9));
@@ -70,8 +70,10 @@ static struct call_outcome await(struct world *world, uint32_t side) {
 }
 
 // Of elements that these sides are in. All members have the result of the first.
-static void check_conserved(const struct tensor *t, uint64_t begin, uint64_t end, uint32_t sides) {
+CHECK_UNWATCHED static void check_conserved(const struct tensor *t, uint64_t begin, uint64_t end, uint32_t sides) {
     double off = 0, whole = 0, left = 0;
+    check_reads(t->recv[0] + begin, (end - begin) * sizeof(float));
+    for (uint32_t side = 0; side < sides; side++) check_reads(t->after[side] + begin, (end - begin) * sizeof(float));
     for (uint64_t i = begin; i < end; i++) {
         double given = 0, applied = (double)t->recv[0][i] * (t->op == pcclAvg ? sides : 1);
         for (uint32_t side = 0; side < sides; side++) {

@@ -20,7 +20,7 @@ struct halves {
 };
 
 // Sums of these depend on their order.
-static float value_of(const struct halves *h, uint32_t rank, uint64_t i) {
+CHECK_UNWATCHED static float value_of(const struct halves *h, uint32_t rank, uint64_t i) {
     return (float)(h->sides[rank] * 7 + 1) * 0.1f + (float)(i % 1009) * 1.0e-3f;
 }
 
@@ -39,7 +39,7 @@ static uint64_t result_count(const struct halves *h, uint32_t rank) {
     return scatters(h) ? h->sizes[rank] : has_result(h, rank) ? h->count : 0;
 }
 
-static void make(struct halves *h) {
+CHECK_UNWATCHED static void make(struct halves *h) {
     for (uint32_t rank = 0; scatters(h) && rank < h->size; rank++) h->count += h->sizes[rank];
     for (uint32_t rank = 0; rank < h->size; rank++) {
         h->send[rank] = malloc(h->count * sizeof(float) + 1);
@@ -116,7 +116,7 @@ static struct summands summands_of(const struct halves *h, uint32_t owner, uint3
     return found;
 }
 
-static float sum_of(const struct halves *h, const struct summands *added, uint64_t i) {
+CHECK_UNWATCHED static float sum_of(const struct halves *h, const struct summands *added, uint64_t i) {
     float sum = value_of(h, added->ranks[0], i);
     for (uint32_t k = 1; k < added->count; k++) sum += value_of(h, added->ranks[k], i);
     if (h->op == pcclAvg) kernels_get()->divide[pcclFloat](&sum, 1, added->count);
@@ -124,8 +124,10 @@ static float sum_of(const struct halves *h, const struct summands *added, uint64
 }
 
 // An all-reduce has other owners: it is only compared roughly.
-static uint64_t count_wrong(const struct halves *h, uint32_t rank, uint64_t from, uint64_t to, uint32_t missing) {
+CHECK_UNWATCHED static uint64_t count_wrong(const struct halves *h, uint32_t rank, uint64_t from, uint64_t to,
+                                            uint32_t missing) {
     uint64_t wrong = 0, at = part_at(h, rank);
+    check_reads(h->recv[rank] + from, (to - from) * sizeof(float));
     struct summands added = summands_of(h, h->kind == PLAN_REDUCE ? h->root : rank, missing);
     for (uint64_t i = from; i < to; i++) {
         float sum = sum_of(h, &added, at + i), got = h->recv[rank][i];
@@ -134,14 +136,20 @@ static uint64_t count_wrong(const struct halves *h, uint32_t rank, uint64_t from
     return wrong;
 }
 
+CHECK_UNWATCHED static bool has_input(const struct halves *h, uint32_t rank) {
+    check_reads(h->send[rank], h->count * sizeof(float));
+    for (uint64_t i = 0; i < h->count; i++)
+        if (h->send[rank][i] != value_of(h, rank, i)) return false;
+    return true;
+}
+
 static void check_results(const struct halves *h) {
     for (uint32_t rank = 0; rank < h->size; rank++) {
         struct call_outcome outcome;
         CHECK_EQ(take(h, rank, &outcome), CALL_OK);
         CHECK_EQ(outcome.info.contributors, h->size);
         CHECK_EQ(count_wrong(h, rank, 0, result_count(h, rank), PEERS_MAX), 0);
-        for (uint64_t i = 0; h->send[rank] != h->recv[rank] && i < h->count; i++)
-            if (h->send[rank][i] != value_of(h, rank, i)) CHECK(false);
+        CHECK(h->send[rank] == h->recv[rank] || has_input(h, rank));
         if (!h->retry) continue;
         uint64_t at = 0;
         for (uint32_t k = 0; k < outcome.contributors->count; k++) {

@@ -42,7 +42,7 @@ static uint64_t length_of(const struct shape *s, uint32_t side, bool sent) {
     return end;
 }
 
-static float value(const struct shape *s, uint32_t from, uint32_t to, uint64_t k) {
+CHECK_UNWATCHED static float value(const struct shape *s, uint32_t from, uint32_t to, uint64_t k) {
     return (float)((from + 1) * 100 + (gives_all_the_same(s->kind) ? 0 : (to + 1) * 10)) + (float)(k % 997) / 1024;
 }
 
@@ -84,15 +84,16 @@ static void post(struct trial *t, uint32_t side) {
 }
 
 // The own input of an all-gather in place lies in the result.
-static void fill(struct trial *t) {
+CHECK_UNWATCHED static void fill(struct trial *t) {
     const struct shape *s = t->shape;
     for (uint32_t i = 0; i < s->peers; i++) {
         t->recv[i] = calloc(length_of(s, i, false) + 1, sizeof(float));
         t->send[i] =
             s->in_place ? t->recv[i] + place_in(s, i, i, false) : calloc(length_of(s, i, true) + 1, sizeof(float));
-        for (uint32_t to = 0; to < s->peers; to++)
-            for (uint64_t k = 0; k < s->counts[i][to]; k++)
-                t->send[i][place_in(s, i, to, true) + k] = value(s, i, to, k);
+        for (uint32_t to = 0; to < s->peers; to++) {
+            float *piece = t->send[i] + place_in(s, i, to, true);
+            for (uint64_t k = 0; k < s->counts[i][to]; k++) piece[k] = value(s, i, to, k);
+        }
     }
 }
 
@@ -137,6 +138,13 @@ static void trial_free(struct trial *t) {
     same_host = false;
 }
 
+CHECK_UNWATCHED static uint64_t wrong_values(const struct shape *s, const float *piece, uint32_t from, uint32_t to) {
+    uint64_t wrong = 0;
+    check_reads(piece, s->counts[from][to] * sizeof *piece);
+    for (uint64_t k = 0; k < s->counts[from][to]; k++) wrong += piece[k] != value(s, from, to, k);
+    return wrong;
+}
+
 static void check_result(struct trial *t, uint32_t side) {
     const struct shape *s = t->shape;
     struct call_outcome outcome;
@@ -144,8 +152,7 @@ static void check_result(struct trial *t, uint32_t side) {
     CHECK_EQ(outcome.result, CALL_OK);
     uint64_t wrong = 0, sent = 0, came = 0;
     for (uint32_t i = 0; i < s->peers; i++) {
-        const float *piece = t->recv[side] + place_in(s, i, side, false);
-        for (uint64_t k = 0; k < s->counts[i][side]; k++) wrong += piece[k] != value(s, i, side, k);
+        wrong += wrong_values(s, t->recv[side] + place_in(s, i, side, false), i, side);
         if (i != side) sent += s->counts[side][i] * 4;
         if (i != side) came += s->counts[i][side] * 4;
     }

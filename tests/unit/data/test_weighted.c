@@ -32,7 +32,7 @@ static uint64_t seed = 1;
 static uint64_t below(uint64_t limit) { return check_random(&seed) % limit; }
 
 // Sums of these depend on their order, where a type rounds.
-static void fill(const struct trial *t, uint32_t place, uint8_t *to) {
+CHECK_UNWATCHED static void fill(const struct trial *t, uint32_t place, uint8_t *to) {
     uint64_t state = t->sides[place] + 1;
     bool rounds = t->dtype == pcclFloat || t->dtype == pcclDouble;
     for (uint64_t i = 0; i < t->count; i++) {

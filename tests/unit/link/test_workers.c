@@ -12,21 +12,9 @@ static void use_workers(int count) {
     setenv("PCCL_DATA_THREADS", text, 1);
 }
 
-static uint32_t wrong_sums(const float *result, uint32_t members) {
-    uint32_t wrong = 0;
-    for (uint64_t k = 0; k < COUNT; k++) {
-        float expected = 0;
-        for (uint32_t i = 0; i < members; i++) expected += input(i, k);
-        wrong += result[k] != expected;
-    }
-    return wrong;
-}
+static bool is_sum(const float *data, uint32_t members) { return wrong_sums(data, COUNT, 0, members, 1) == 0; }
 
-static uint32_t changed_inputs(const float *data, uint32_t peer) {
-    uint32_t wrong = 0;
-    for (uint64_t k = 0; k < COUNT; k++) wrong += data[k] != input(peer, k);
-    return wrong;
-}
+static bool is_input(const float *data, uint32_t peer) { return wrong_sums(data, COUNT, peer, 1, 1) == 0; }
 
 static void post(struct world *world, uint32_t side, float *data, uint64_t tag) {
     struct call_args reduce = reduce_of(data, data, tag, COUNT, pcclSum, CODEC_RAW);
@@ -51,7 +39,7 @@ static void test_sums(uint32_t peers, int workers) {
     for (uint32_t i = 0; i < peers; i++)
         for (uint64_t t = 0; t < OPS; t++) {
             CHECK(ending(world, i, t) == CALL_OK);
-            CHECK(wrong_sums(data[i][t], peers) == 0);
+            CHECK(is_sum(data[i][t], peers));
             free(data[i][t]);
         }
     world_free(world);
@@ -71,13 +59,13 @@ static void test_loss(int workers, unsigned wait_us) {
     for (uint32_t i = 0; i < LOST; i++) {
         enum call_result result = ending(world, i, TAG);
         CHECK(result == CALL_OK || result == CALL_LOST);
-        CHECK(result == CALL_OK ? wrong_sums(data[i], PEERS) == 0 : changed_inputs(data[i], i) == 0);
-        for (uint64_t k = 0; k < COUNT; k++) data[i][k] = input(i, k);
+        CHECK(result == CALL_OK ? is_sum(data[i], PEERS) : is_input(data[i], i));
+        fill_input(data[i], i, COUNT);
     }
     for (uint32_t i = 0; i < LOST; i++) post(world, i, data[i], TAG);
     for (uint32_t i = 0; i < LOST; i++) {
         CHECK(ending(world, i, TAG) == CALL_OK);
-        CHECK(wrong_sums(data[i], LOST) == 0);
+        CHECK(is_sum(data[i], LOST));
     }
     world_free(world);
     for (uint32_t i = 0; i < PEERS; i++) free(data[i]);
@@ -97,7 +85,7 @@ static void test_epochs(int workers) {
     }
     for (uint32_t i = 0; i < PEERS; i++) {
         CHECK(ending(world, i, TAG) == CALL_OK);
-        CHECK(wrong_sums(data[i], PEERS) == 0);
+        CHECK(is_sum(data[i], PEERS));
     }
     world_free(world);
     for (uint32_t i = 0; i < PEERS; i++) free(data[i]);
@@ -119,7 +107,7 @@ static void test_end(int workers, bool kill) {
     for (uint32_t i = 0; i < 2; i++) {
         enum call_result result = ending(world, i, TAG);
         CHECK(result == CALL_OK || result == CALL_DEAD);
-        CHECK(result == CALL_OK ? wrong_sums(data[i], 2) == 0 : changed_inputs(data[i], i) == 0);
+        CHECK(result == CALL_OK ? is_sum(data[i], 2) : is_input(data[i], i));
     }
     world_free(world);
     for (uint32_t i = 0; i < 2; i++) free(data[i]);
