@@ -244,8 +244,14 @@ static bool is_same_way(const struct lane *a, const struct lane *b) {
            socket_address_same_host(&ends[0], &ends[1]) && socket_address_same_host(&ends[2], &ends[3]);
 }
 
+// Returns true if bytes came since the last check of the lane. Unread bytes count, unless the lane waits for an epoch.
+static bool has_news(const struct lane *lane) {
+    return lane->detector.heard || (lane->readable && lane->receiving != LANE_AHEAD);
+}
+
+// Heartbeats come at every second check: without news that no check has noted, a live lane may look silent for three.
 static bool is_heard(const struct lane *lane, int64_t limit_ns, int64_t now_ns) {
-    return now_ns - lane->detector.arrivals.at_ns < limit_ns * HEARD_CHECKS / FAILURE_DETECTOR_CHECKS;
+    return has_news(lane) || now_ns - lane->detector.arrivals.at_ns < limit_ns * HEARD_CHECKS / FAILURE_DETECTOR_CHECKS;
 }
 
 // Breaks a silent lane, and with it those to the same neighbour by the same cards that were not heard either: one
@@ -275,7 +281,7 @@ static void watch(struct lane *lane, int64_t limit_ns, bool excused) {
     neighbour_read_gauge(lane, now_ns);
     if (excused) failure_detector_excuse(&lane->detector, now_ns);
     bool ahead = lane->receiving == LANE_AHEAD;
-    lane->detector.heard |= lane->readable && !ahead; // what is there and unread has been said
+    lane->detector.heard = has_news(lane);
     const char *why = failure_detector_check(&lane->detector, ahead, &lane->pace.gauge, now_ns, limit_ns);
     if (why == NULL) say_something(lane);
     lanes_unlock(lane->all);
