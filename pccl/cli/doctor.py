@@ -175,11 +175,11 @@ def _reduce(_target: Target) -> Iterator[Finding]:
     tried = _trial()
     if tried.failure:
         yield _finding("trial", "problem", f"two peers of this host cannot reduce: {tried.failure}", TRIAL_ADVICE)
-        return
-    yield Finding("trial", "ok", f"two peers of this host joined and reduced 1 MiB, in {tried.milliseconds:.0f} ms")
+    else:
+        yield Finding("trial", "ok", f"two peers of this host joined and reduced 1 MiB, in {tried.milliseconds:.0f} ms")
     for text in tried.warnings:
         yield _finding("trial", "warning", text, "docs/troubleshooting.md has causes")
-    if not tried.keeps_events and not tried.warnings:
+    if not tried.keeps_events and not tried.warnings and not tried.failure:
         advice = "make room in /dev/shm (docker run --shm-size 64m), or set PCCL_EVENTS to a directory"
         yield Finding("trial", "warning", "no file can be made for the events of a process, which `pccl dump` shows", advice)
 

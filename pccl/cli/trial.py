@@ -13,7 +13,7 @@ import re
 import subprocess
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import NamedTuple
 
 import pccl
@@ -68,11 +68,12 @@ def run() -> Trial:
         ended = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
         )
-    except subprocess.TimeoutExpired:
-        return Trial((), (), f"the peers have not reduced within {SECONDS:g} s", 0.0, True)
+    except subprocess.TimeoutExpired as expired:
+        warnings = tuple(text for _, text in _warnings(os.fsdecode(expired.stderr or b"")))
+        return Trial((), warnings, f"the peers have not reduced within {SECONDS:g} s", 0.0, True)
     except OSError as error:
         return Trial((), (), f"no process can be started: {error.strerror}", 0.0, True)
-    lines = dict.fromkeys(match.groups() for match in map(LINE.fullmatch, ended.stderr.splitlines()) if match)
+    lines = _warnings(ended.stderr)
     settings = [text for component, text in lines if component == "config" or text.startswith("PCCL_")]
     others = [text for _, text in lines if text not in settings] + ([unwritable] if unwritable else [])
     try:
@@ -83,6 +84,11 @@ def run() -> Trial:
     if told["setting"]:
         settings.append(told["setting"])
     return Trial(tuple(settings), tuple(others), told["failure"], told["milliseconds"], bool(events or told["event_file"]))
+
+
+def _warnings(log: str) -> list[tuple[str, str]]:
+    """Returns the component and the text of each warning and error in a log, without repetitions."""
+    return list(dict.fromkeys((match[1], match[2]) for match in map(LINE.fullmatch, log.splitlines()) if match))
 
 
 def _why_unwritable(path: str) -> str:
@@ -108,13 +114,16 @@ def main() -> None:
     for name in OF_A_RUN:
         os.environ.pop(name, None)
     try:
-        with pccl.MasterNode("127.0.0.1:0") as master, ThreadPoolExecutor(2) as threads:
+        with pccl.MasterNode("127.0.0.1:0") as master:
             begun = time.monotonic()
-            told["event_file"], _ = threads.map(_peer, [f"127.0.0.1:{master.port}"] * 2)
+            threads = ThreadPoolExecutor(2)
+            for peer in as_completed([threads.submit(_peer, f"127.0.0.1:{master.port}") for _ in range(2)]):
+                told["event_file"] = peer.result()
             told["milliseconds"] = 1000 * (time.monotonic() - begun)
     except (pccl.PCCLError, ValueError, OSError, RuntimeError) as error:
         told["failure"] = reason_of(error)
-    print(json.dumps(told))
+    print(json.dumps(told), flush=True)
+    os._exit(0)  # the other peer may wait for the one that failed
 
 
 def _peer(address: str) -> str | None:

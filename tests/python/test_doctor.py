@@ -93,8 +93,20 @@ def test_wrong_variables_are_named_with_what_to_do(monkeypatch):
 def test_a_trial_names_what_keeps_peers_from_reducing(monkeypatch):
     limit = "from resource import *; setrlimit(RLIMIT_NOFILE, (16, 16))"
     monkeypatch.setattr(trial, "PROGRAM", trial.PROGRAM.replace("; ", f"; {limit}; "))
-    (one,) = findings(status=1)["trial"]
-    assert re.search("Too many open files|the system refused .*descriptors", one.seen)  # by how many the process begins with
+    failure, *warnings = findings(status=1)["trial"]
+    assert failure.verdict == "problem"
+    named = "Too many open files|the system refused .*descriptors"  # depends on how many the process begins with
+    assert any(re.search(named, one.seen) for one in (failure, *warnings))
+
+
+@pytest.mark.usefixtures("real")
+def test_a_trial_that_takes_too_long_shows_its_log(monkeypatch):
+    monkeypatch.setattr(trial, "SECONDS", 2.0)
+    line = "2026-11-27 20:00:00.000 pccl WARN [1] peer: no descriptor is left"
+    monkeypatch.setattr(trial, "PROGRAM", f"import sys, time; print({line!r}, file=sys.stderr, flush=True); time.sleep(60)")
+    failure, warning = findings(status=1)["trial"]
+    assert failure.seen == "two peers of this host cannot reduce: the peers have not reduced within 2 s"
+    assert warning.seen == "no descriptor is left"
 
 
 def test_events_that_cannot_be_kept(result, monkeypatch):
