@@ -511,7 +511,7 @@ def test_workers_of_a_loader_survive_a_signal_to_the_whole_job():
             seen = []
             for batch in torch.utils.data.DataLoader(Slow(), batch_size=4, num_workers=2, worker_init_fn=ignore_sigterm):
                 seen += batch.tolist()
-                if len(seen) == 8:  # The batches come from both in turn, so both ignore the signal now.
+                if len(seen) == 8:  # batches alternate between the workers: both ignore the signal now
                     os.killpg(0, signal.SIGTERM)
             assert notice
             assert seen == list(range(40))

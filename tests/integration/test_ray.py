@@ -22,7 +22,7 @@ DRIVER = Path(__file__).with_name("ray_driver.py")
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # or it writes a token into the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # or the tests that run beside it leave its workers a thirtieth of what they take
+    "RAY_worker_niceness": "0",  # the default of 15 gives its workers a thirtieth of the CPU time of a test beside it
 }
 START = 300
 """Seconds for Ray to start itself and its actors."""

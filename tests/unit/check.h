@@ -42,8 +42,9 @@ enum { CHECK_PRINTED = 50, CHECK_CASE_BYTES = 256, CHECK_PATIENCE_S = 60 };
         } \
     } while (0)
 
-// On a function that fills or compares values one by one. The thread sanitizer does not watch it, or that would take most of
-// the time of a test. What the function reads of other threads is watched by `check_reads` in one step.
+// Excludes a function that fills or compares values one by one from the thread sanitizer, which would take most of a
+// test's time there. The function calls check_reads for memory that other threads write, and check_writes for memory that
+// they read.
 #define CHECK_UNWATCHED __attribute__((no_sanitize("thread")))
 
 #ifdef __SANITIZE_THREAD__
@@ -51,7 +52,7 @@ void __tsan_read_range(void *from, size_t bytes);
 void __tsan_write_range(void *to, size_t bytes);
 #endif
 
-// For the thread sanitizer: this thread reads these bytes now.
+// Reports to the thread sanitizer that this thread reads these bytes now.
 __attribute__((unused)) static void check_reads(const void *from, size_t bytes) {
 #ifdef __SANITIZE_THREAD__
     __tsan_read_range((void *)(uintptr_t)from, bytes);
@@ -60,7 +61,7 @@ __attribute__((unused)) static void check_reads(const void *from, size_t bytes) 
 #endif
 }
 
-// For the thread sanitizer: this thread writes these bytes now.
+// Reports to the thread sanitizer that this thread writes these bytes now.
 __attribute__((unused)) static void check_writes(void *to, size_t bytes) {
 #ifdef __SANITIZE_THREAD__
     __tsan_write_range(to, bytes);

@@ -314,7 +314,7 @@ CHECK_UNWATCHED static inline void fill_input(float *data, uint32_t peer, uint64
     for (uint64_t i = 0; i < count; i++) data[i] = input(peer, i);
 }
 
-// How many elements are not the sum of the inputs of so many peers, the first of which is given, divided by `divisor`.
+// Returns how many elements differ from the sum of the inputs of `peers` peers from `first` on, divided by `divisor`.
 CHECK_UNWATCHED static inline uint64_t wrong_sums(const float *got, uint64_t count, uint32_t first, uint32_t peers,
                                                   uint32_t divisor) {
     uint64_t wrong = 0;
