@@ -756,6 +756,19 @@ static void test_groups(void) {
     end();
 }
 
+static void test_done_before_any_epoch(void) {
+    begin("SYNC_DONE of a newcomer whose data plane has entered no epoch yet", "abc");
+    sync("aE0aA bE0aA cE0aB");
+    GET("abc", "PLAN 0 c<ab; ");
+    static struct wire_sync_done message = {.complete = WIRE_SYNC_COMPLETE};
+    message.round = box_of('c')->round;
+    struct wire_buffer out = {0};
+    wire_encode_sync_done(&out, (struct wire_header){0}, &message);
+    say('c', &out);
+    GET("abc", "END 0 tx 0; ");
+    end();
+}
+
 static void test_violations(void) {
     begin("SYNC_DONE of somebody that receives nothing", "abc");
     sync("aE0aA bE0aA cE0aB");
@@ -933,6 +946,7 @@ int main(void) {
     test_commit();
     test_repeat();
     test_expulsions();
+    test_done_before_any_epoch();
     test_losses();
     test_receivers();
     test_memory_of_the_group();
