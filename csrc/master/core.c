@@ -288,11 +288,12 @@ static void on_message(struct run *run, struct peer_record *peer, const struct w
                        const uint8_t *body) {
     struct membership *table = &run->table;
     union message message;
-    // Another master's; but a round's number is that of one generation, and the peer's data plane may not have heard of
-    // this one when it ends. That of a newcomer may not have entered any epoch yet, and has no run then.
-    bool ends = header->type == WIRE_SYNC_DONE, late = ends && header->generation < table->generation;
-    bool other = header->run != table->run.id && !(ends && header->run == 0);
-    if (other || (header->generation != table->generation && !late)) return;
+    // SYNC_DONE names its round, so its header may be older: the peer's data plane may not have entered an epoch of
+    // this master, or any epoch, which leaves the run 0.
+    bool ours = header->run == table->run.id && header->generation == table->generation;
+    bool late = header->type == WIRE_SYNC_DONE && (header->run == table->run.id || header->run == 0) &&
+                header->generation <= table->generation;
+    if (!ours && !late) return;
     if (header->epoch > table->number) {
         membership_expel(table, peer, "it sent %s for an epoch that does not exist", wire_type_name(header->type));
         return;
