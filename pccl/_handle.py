@@ -43,7 +43,7 @@ class Handle(Generic[Info]):
     def __init__(self, events: Events) -> None:
         self._events = events
         self._one_waiter = threading.Lock()  # held by the thread that looks for the end
-        self._missed = False  # whether a thread that saw an event found `_one_waiter` taken
+        self._missed = False  # whether a thread found `_one_waiter` taken since it was last released
         self._info: Info | None = None
         self._error: PCCLError | None = None
         self._callbacks: list[Callable[[Self], object]] = []  # protected by the lock of `_events`, as is `_futures`
@@ -146,9 +146,12 @@ class Handle(Generic[Info]):
             # Into a list by C: a signal between the lock and the `try` would leave it locked for ever.
             taken.extend(map(self._one_waiter.acquire, (True,), (-1 if left is None else left,)))
             if not taken[0]:
+                self._missed = True
+                # Whoever held it may have let go before it could see that.
+                taken[:] = map(self._one_waiter.acquire, (False,))
+            if not taken[0]:
                 text = "another thread is waiting for this operation; call wait again"
                 raise PCCLTimeoutError(Result.TIMED_OUT, "wait", text)
-            self._missed = False
             if not self._ended:
                 try:
                     self._info = self._advance(deadline)
@@ -159,13 +162,9 @@ class Handle(Generic[Info]):
         finally:
             if taken and taken[0]:
                 self._one_waiter.release()
-                if self._missed:
+                if self._missed:  # a thread that saw the event of this end could not look
+                    self._missed = False
                     self._events.wake()
-
-    def _look(self) -> bool:
-        """Returns whether the operation has ended. If another thread holds `_one_waiter`, that thread wakes the events later."""
-        self._missed = True
-        return self.done()
 
 
 class Events:
@@ -299,7 +298,7 @@ class Events:
         try:
             _drain(self._fd)
             for handle in list(self._watched):
-                if handle._look():
+                if handle.done():  # if another thread holds its lock, that thread wakes the events later
                     self._tell(handle)
         except BaseException:  # a signal: the other watchers have to look
             self.wake()
