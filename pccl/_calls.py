@@ -94,6 +94,16 @@ def milliseconds(name: str, seconds: float, least: float, most: float) -> int:
     return round(seconds * 1000)
 
 
+def take(taken: list[bool], lock: threading.Lock, seconds: float = -1) -> bool:
+    """Takes a lock within `seconds` (-1: no bound). Returns whether it has; then `taken` is not empty.
+
+    The caller begins a `try` first, and releases the lock in its `finally` if `taken` is not empty. C does both here: a signal
+    between `acquire` and a `try` would leave the lock taken for ever.
+    """
+    taken.extend(filter(None, map(lock.acquire, (True,), (seconds,))))
+    return bool(taken)
+
+
 class ClosedError(Exception):
     """The object cannot be used any more, and why. Never leaves the package."""
 
@@ -128,7 +138,7 @@ class NativeHandle:
         self._owner = _forks
         self._users: list[None] = []  # one for each; a list, for `append` and `pop` need no lock
         self._closed = False
-        self._destroying = threading.RLock()  # protects _destroyed; a signal handler may close too
+        self._destroying: Any = threading.RLock()  # protects _destroyed; a signal handler may close too
         self._destroyed: list[int] = []  # what C returned, once it has
 
     @property
@@ -162,31 +172,33 @@ class NativeHandle:
     def __exit__(self, *_: object) -> None:
         self._users.pop()
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Frees the object, once; whoever calls it meanwhile, or after a signal has cut it short, waits for that too.
 
-        A forked child only forgets it: the object belongs to the parent.
+        False: it is not free yet, since a signal handler, or the garbage collector, calls it inside a `close` of the same thread,
+        which goes on afterwards. A forked child only forgets the object, which belongs to the parent.
         """
-        if self.inherited:
-            self._closed = True
-            return
         self._closed = True
+        if self.inherited:
+            return True
         # Bounded: a signal between the two halves of a `with` may leave a user behind that is none, and a daemon thread
         # never returns once the interpreter is going down. A caller that is still inside C is sent out by destroy.
         limit = Deadline(0 if sys.is_finalizing() else DRAIN_SECONDS)
         while self._users and not self._destroyed and not limit.passed():
             time.sleep(DRAIN_STEP_SECONDS)
-        with self._destroying:
-            if not self._destroyed:
-                if self._stop is not None:
-                    self._stop(self.pointer)
-                self._destroyed.extend(map(self._destroy, (self.pointer,)))  # by C: no signal comes in between
+        if not self._destroying._is_owned():
+            with self._destroying:
+                if not self._destroyed:
+                    if self._stop is not None:
+                        self._stop(self.pointer)
+                    self._destroyed.extend(map(self._destroy, (self.pointer,)))  # by C: no signal comes in between
+        return bool(self._destroyed)
 
     def await_closed(self, deadline: Deadline) -> bool:
-        """Waits for the end of a `close` that has begun. False: the deadline has passed first."""
+        """Waits for the end of a `close` that has begun. False: the deadline has passed first, or it is called inside that."""
         if deadline.remaining() is None:
             self.close()  # whoever began it may have been cut short by a signal
-        while not self._destroyed and not deadline.passed():
+        while not self._destroyed and not deadline.passed() and not self._destroying._is_owned():
             time.sleep(DRAIN_STEP_SECONDS)
         return bool(self._destroyed)
 

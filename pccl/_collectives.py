@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle
+from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, take
 from pccl._enums import DataType, DeviceType, ReduceOp
 from pccl._errors import PeerLostError, error_for
 from pccl._exports import publish
@@ -113,12 +113,15 @@ class CollectiveOp(OpTicket):
 
     def done(self) -> bool:
         """Whether it has ended, well or badly: then `wait` returns at once."""
-        if self.c.result == TIMED_OUT and self.one_caller.acquire(blocking=False):  # else another thread waits, and sees the end
+        if self.c.result == TIMED_OUT:
+            taken: list[bool] = []
             try:
-                with contextlib.suppress(ClosedError), self._handle:
-                    super()._poll(0)
+                if take(taken, self.one_caller, 0):  # else another thread waits, and sees the end
+                    with contextlib.suppress(ClosedError), self._handle:
+                        super()._poll(0)
             finally:
-                self.one_caller.release()
+                if taken:
+                    self.one_caller.release()
         return bool(self.c.result != TIMED_OUT) or self._handle.closed
 
     def _error(self, result: int) -> Exception:

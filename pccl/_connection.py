@@ -239,7 +239,8 @@ class Connection(Membership):
         for notice in self._made_notices:
             notice._close_unless_given()
         self._end_spans()
-        self._handle.close()
+        if not self._handle.close():
+            return
         self._events.closed()
         self._reaper.stop()
         self._unfinished.clear()

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from pccl._calls import UNBOUNDED, ClosedError, Deadline, NativeHandle
+from pccl._calls import UNBOUNDED, ClosedError, Deadline, NativeHandle, take
 from pccl._errors import OperationCancelledError, PCCLError, PCCLTimeoutError, Result
 from pccl._exports import publish
 from pccl._loader import _C, _ffi
@@ -143,13 +143,10 @@ class Handle(Generic[Info]):
         left = deadline.remaining()
         taken: list[bool] = []
         try:
-            # Into a list by C: a signal between the lock and the `try` would leave it locked for ever.
-            taken.extend(map(self._one_waiter.acquire, (True,), (-1 if left is None else left,)))
-            if not taken[0]:
+            if not take(taken, self._one_waiter, -1 if left is None else left):
                 self._missed = True
-                # Whoever held it may have let go before it could see that.
-                taken[:] = map(self._one_waiter.acquire, (False,))
-            if not taken[0]:
+                take(taken, self._one_waiter, 0)  # whoever held it may have let go before it could see that
+            if not taken:
                 text = "another thread is waiting for this operation; call wait again"
                 raise PCCLTimeoutError(Result.TIMED_OUT, "wait", text)
             if not self._ended:
@@ -160,7 +157,7 @@ class Handle(Generic[Info]):
                 except PCCLError as error:
                     self._error = error.with_traceback(None)
         finally:
-            if taken and taken[0]:
+            if taken:
                 self._one_waiter.release()
                 if self._missed:  # a thread that saw the event of this end could not look
                     self._missed = False

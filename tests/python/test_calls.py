@@ -228,6 +228,82 @@ def test_closing_waits_for_calls_in_other_threads():
     assert ends == ["left", "destroyed"]
 
 
+def test_closing_inside_closing_frees_once():
+    """As by a signal thingr, or by the garbage collector, on the thread that closes: what it closes is in use below it."""
+    ends: list[Any] = []
+
+    def stop(pointer: object) -> None:
+        ends.append(thing.close())
+        ends.append(thing.await_closed(Deadline(60)))
+        ends.append(thing.await_closed(Deadline(None)))
+
+    thing = NativeHandle("thing", "pointer", lambda _: ends.append("destroyed") or 0, stop)
+    assert thing.close()
+    assert ends == [False, False, False, "destroyed"]
+    assert thing.close()
+    assert thing.await_closed(Deadline(0))
+    assert ends[4:] == []
+
+
+def test_closing_that_an_exception_cut_short_can_be_repeated():
+    destroyed: list[Any] = []
+    stops: list[BaseException] = [KeyboardInterrupt()]
+
+    def stop(pointer: object) -> None:
+        if stops:
+            raise stops.pop()
+
+    handle = NativeHandle("thing", "pointer", destroyed.append, stop)
+    with pytest.raises(KeyboardInterrupt):
+        handle.close()
+    assert destroyed == []
+    assert handle.close()
+    assert destroyed == ["pointer"]
+
+
+def test_signals_leave_no_lock_taken():
+    """Signals come at every place of the attempt: afterwards the lock is free."""
+
+    class InterruptError(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise InterruptError
+
+    lock = threading.Lock()
+    interruptions = 0
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for place in range(2000):
+            taken: list[bool] = []
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 + place % 40 * 1e-6)
+                try:
+                    _calls.take(taken, lock, 1)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                finally:
+                    if taken:
+                        lock.release()
+            except InterruptError:
+                interruptions += 1
+            assert not lock.locked()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert interruptions > 0
+
+
+def test_a_lock_that_is_not_free_is_not_taken():
+    lock = threading.Lock()
+    taken: list[bool] = []
+    assert _calls.take(taken, lock)
+    assert taken
+    late: list[bool] = []
+    assert not _calls.take(late, lock, 0)
+    assert not _calls.take(late, lock, 0.01)
+    assert not late
+
+
 def test_a_forgotten_user_does_not_hold_up_closing_for_ever(monkeypatch):
     monkeypatch.setattr(_calls, "DRAIN_SECONDS", 0.1)
     destroyed: list[Any] = []
