@@ -12,6 +12,8 @@ runs at its own pace: what it hears is kept until the program reads the size or 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import math
 import threading
 import time
@@ -26,7 +28,7 @@ from pccl._communicator import Communicator
 from pccl._errors import PCCLError, PCCLTimeoutError, Result
 from pccl._names import name_of, peer_label
 from pccl._operations import request_cancel
-from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError, translated
+from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError, translated
 from pccl.distributed._tensors import Finish, scale
 from pccl.distributed._view import View
 
@@ -74,19 +76,37 @@ class Ended:
 ENDED = Ended()
 
 
+class Once:
+    """Writes the result of a call, once. If a signal cuts that short, the tensors are undefined, and every later wait raises."""
+
+    def __init__(self, name: str, write: Callable[..., None]) -> None:
+        self._name = name
+        self._write: Callable[..., None] | None = write
+        self._begun = False
+        self._over: list[None] = []
+
+    def __call__(self, *arguments: object) -> None:
+        if self._write is not None and not self._over:
+            if self._begun:
+                text = "a signal cut short the wait while the result was written; the tensors of the result are undefined"
+                raise CollectiveError(Result.CANCELLED, self._name, text)
+            self._begun = True
+            # By C: no signal comes between the end of it and the note of that.
+            self._over.extend(itertools.starmap(self._write, (arguments,)))
+        self._write = None
+
+
 class Followed:
     """A call with something more to do at its end, once."""
 
     def __init__(self, call: Call, finish: Finish) -> None:
         self._call = call
-        self._finish: Finish | None = finish
+        self._finish = Once("wait", finish)
         self.done = call.done
 
     def wait(self, timeout: float | None) -> None:
         self._call.wait(timeout)
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
+        self._finish()
 
     @property
     def origin(self) -> Origin | None:
@@ -249,7 +269,7 @@ class CoreCall:
         self._group = group
         self._members = losses.view.members  # whose ranks errors tell
         self._op = op
-        self._scaled = scaled
+        self._rescale = None if scaled is None else Once(name, functools.partial(_rescale, *scaled))
         self._again = again
         self._agreement: CoreCall | None = None
         self._repeated: Call | None = None
@@ -273,14 +293,15 @@ class CoreCall:
             info = self._op.wait(timeout) if not _unfinished else _wait_in_turns(self._op, timeout)
             if info.world_size != len(self._group.members):
                 self._adopt(info)
-            if self._scaled is not None:
-                _rescale(*self._scaled, info)
         except _errors.PeerLostError as error:
             self._recover(error, timeout)
         except PCCLError as error:
             if error.result is Result.CANCELLED and self._losses.guard is not None:
                 raise self._losses.broken(self._name, self._members) from error
             raise translated(error, self._name, self._members, self._losses.names(self._members)) from error
+        else:
+            if self._rescale is not None:
+                self._rescale(info)
 
     def _adopt(self, info: CollectiveInfo) -> None:
         """Takes out whom the op was ended without."""
@@ -315,7 +336,10 @@ class CoreCall:
         self._end_if_broken()
         if not self._op.done() or not (self._agrees and self._cut_short):
             return bool(self._op.done())
-        self.advance()
+        try:
+            self.advance()
+        except PCCLError:  # which `wait` raises
+            return True
         last = self._repeated if self._again is not None else self._agreement
         return last is not None and last.done()
 

@@ -102,6 +102,10 @@ class Messages:
         self._lock = threading.RLock()  # of all below
         self.begin()
 
+    def exclusive(self) -> threading.RLock:
+        """To hold while one looks for a message and receives it."""
+        return self._lock
+
     def begin(self) -> None:
         """Starts all counts anew, as `Launcher.begin` does."""
         self._pairs: dict[tuple[UUID, UUID], Group] = {}
@@ -161,6 +165,10 @@ class FromAny(Later):
 
     def _launched(self) -> bool:
         """Receives from a member that has sent. PeerLostError: no other member lives, and none has sent."""
+        with self._messages.exclusive():  # else two receives would see the same message
+            return self._launched_alone()
+
+    def _launched_alone(self) -> bool:
         launcher, view = self._messages.launcher, self._messages.launcher.view
         living = launcher.communicator.members  # before the look at what they have sent: a member may send, and leave
         for rank, member in enumerate(view.members):

@@ -7,7 +7,6 @@ stream: the core begins after that, and what comes after the end is told by mark
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -223,10 +222,13 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 class _Pool:
-    """Memory for lists of tensors, kept for the next call: to have the system make its pages costs more than the copy."""
+    """Memory for lists of tensors, kept for the next call: to have the system make its pages costs more than the copy.
+
+    Without a lock, by calls of a list that are atomic: inside `take` and `give` the garbage collector may end a dropped work,
+    which gives memory back.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._free: list[torch.Tensor] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -235,18 +237,26 @@ class _Pool:
         size = count * dtype.itemsize
         if size < POOLED_LEAST or place.type != "cpu":  # torch itself keeps that of GPUs
             return torch.empty(count, dtype=dtype, device=place)
-        with self._lock:
-            for number, memory in enumerate(self._free):
+        others: list[torch.Tensor] = []
+        found: torch.Tensor | None = None
+        with contextlib.suppress(IndexError):
+            while found is None:
+                memory = self._free.pop(0)
                 if size <= memory.numel() <= 2 * size:
-                    return self._free.pop(number)[:size].view(dtype)
-        return torch.empty(size, dtype=torch.uint8, device=place).view(dtype)
+                    found = memory
+                else:
+                    others.append(memory)
+        self._free[:0] = others
+        if found is None:
+            found = torch.empty(size, dtype=torch.uint8, device=place)
+        return found[:size].view(dtype)
 
     def give(self, memory: torch.Tensor) -> None:
         if memory.nbytes < POOLED_LEAST or not memory.is_cpu:
             return
         whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory.untyped_storage())
-        with self._lock:
-            self._free.append(whole)
+        self._free.append(whole)
+        with contextlib.suppress(IndexError):
             while sum(one.numel() for one in self._free) > POOLED_MOST:
                 self._free.pop(0)
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pccl._calls import take
 from pccl._errors import Result
 from pccl.distributed._calls import TURN_SECONDS, Call, Origin, hearing, made_under
 from pccl.distributed._errors import CollectiveTimeoutError
@@ -77,6 +78,9 @@ class Future(torch.futures.Future[Any]):
                     result = callback(self)
             except Exception as error:
                 following.set_exception(error)
+            except BaseException as error:  # Ctrl-C, or an exit: torch takes nothing but an Exception
+                following.set_exception(RuntimeError(f"the callback ended with {error!r}"))
+                raise
             else:
                 following.set_result(result)
 
@@ -121,7 +125,7 @@ class Work(dist.Work):
         """Whether the program has dropped it: then it cannot know when the call has ended, and nor do other members."""
         self._future: torch.futures.Future[Any] | None = None
         self._plain: Future | None = None  # the one of Python, from which that of C++ is made
-        self._settled: set[Future] = set()
+        self._settling: dict[Future, tuple[int]] = {}  # futures that are being completed, and by which thread
         self._one_waiter = threading.Lock()
 
     def __del__(self) -> None:
@@ -154,9 +158,10 @@ class Work(dist.Work):
     def complete(self, seconds: float) -> None:
         """Waits for the end and keeps its error."""
         end = time.monotonic() + seconds
-        if not self._one_waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
-            raise CollectiveTimeoutError(Result.TIMED_OUT, "wait", "Timed out while another thread is waiting for the call")
+        taken: list[bool] = []
         try:
+            if not take(taken, self._one_waiter, min(seconds, threading.TIMEOUT_MAX)):
+                raise CollectiveTimeoutError(Result.TIMED_OUT, "wait", "Timed out while another thread is waiting for the call")
             if self._ended:
                 return
             while self._calls:
@@ -174,7 +179,8 @@ class Work(dist.Work):
                     self._error = error
             self._ended = True
         finally:
-            self._one_waiter.release()
+            if taken:
+                self._one_waiter.release()
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the tensors of the result. What is chained to it runs in the thread that completes futures."""
@@ -197,26 +203,29 @@ class Work(dist.Work):
 
     def settle(self, future: Future) -> None:
         """Gives a future the outcome of the call, which has ended. Returns once the future is complete, whoever completes it."""
-        if not self._takes(future):
-            while not future.done():
-                time.sleep(0)
-        elif self._error is None:
-            follow(self._marks)
-            future.set_result(self.outcome)
-        else:
-            future.set_exception(self._error)
+        self._settle(future, self._error)
+        own = (threading.get_ident(),)
+        while not future.done() and self._settling.get(future) != own:  # else a signal handler is inside `settle`
+            time.sleep(0)
+            self._settle(future, self._error)
 
     def expire(self, future: Future, error: Exception) -> None:
-        """Ends a future whose limit has passed; the call goes on."""
-        if self._takes(future):
-            future.set_exception(error)
+        """Ends a future whose limit has passed, or that cannot be completed; the call goes on."""
+        self._settle(future, error)
 
-    def _takes(self, future: Future) -> bool:
-        """Whether this thread is the one that completes a future."""
-        with self._one_waiter:
-            late = future in self._settled
-            self._settled.add(future)
-            return not late
+    def _settle(self, future: Future, error: Exception | None) -> None:
+        """Completes a future, unless it is complete, or a thread is at it. What a signal cuts short may be repeated."""
+        own = (threading.get_ident(),)
+        try:
+            if self._settling.setdefault(future, own) is own and not future.done():
+                if error is None:
+                    follow(self._marks)
+                    future.set_result(self.outcome)
+                else:
+                    future.set_exception(error)
+        finally:
+            if self._settling.get(future) is own:
+                del self._settling[future]
 
     def devices(self) -> list[Device]:
         return [*{tensor.device for tensor in _tensors(self.outcome) if not tensor.is_cpu}]
@@ -315,9 +324,10 @@ class Completer:
         if size <= _KEPT_BYTES:
             self._kept.append(work)
         if work.is_completed():
-            with _heard_apart(work):
-                work.complete(work._timeout)
-        else:  # not by this thread: a callback may have dropped it; without a thread the communicator is closed
+            # Without a wait: the garbage collector may drop it in any thread, the one that closes the communicator too.
+            with contextlib.suppress(CollectiveTimeoutError), _heard_apart(work):
+                work.complete(0.0)
+        if not work._ended:  # not by this thread: a callback may have dropped it; without a thread the communicator is closed
             self._completes(work, Future(work.origin, work.devices()))
 
     def stop(self) -> None:
@@ -359,7 +369,12 @@ class Completer:
         for entry in waiting:
             work, future, _ = entry
             group = None if work.origin is None else work.origin[0]
-            if (future.has_callbacks and group in earlier) or not _settled(*entry, patient=entry is waiting[0]):
+            try:
+                settled = not (future.has_callbacks and group in earlier) and _settled(*entry, patient=entry is waiting[0])
+            except Exception as error:  # of this one: all others are waiting for this thread
+                work.expire(future, error)
+                settled = True
+            if not settled:
                 left.append(entry)
                 if group is not None:
                     earlier.add(group)

@@ -189,6 +189,33 @@ def test_futures_end_with_the_group() -> None:
     assert ranks.run(futures_at_shutdown, 2) == [True, True]
 
 
+def futures_after_an_agreement_in_vain() -> object:
+    """Rank 0 is lost in calls that rank 2 never makes, so that rank 1 waits for an agreement with it, and gives up."""
+    rank = dist.get_rank()
+    if rank == 0:
+        dist.recv(torch.zeros(1), 1)
+        ranks.die()
+    if rank == 2:
+        with pytest.raises(RuntimeError):
+            dist.recv(torch.zeros(1), 1)
+        return True
+    group = group_of_all()
+    works = [begin("broadcast")[0] for _ in range(3)]
+    futures = [work.get_future() for work in works]
+    dist.send(torch.zeros(1), 0)
+    while any(work._calls[0]._agreement is None for work in works):
+        assert not any(work.is_completed() for work in works)
+    group.shutdown()
+    for future in futures:
+        with pytest.raises(RuntimeError):
+            future.wait()
+    return True
+
+
+def test_futures_end_though_their_agreement_does_not() -> None:
+    assert ranks.run(futures_after_an_agreement_in_vain, 3, dead=(0,))[1:] == [True, True]
+
+
 def lost_twice(call: str) -> object:
     rank = dist.get_rank()
     if rank == 0:
