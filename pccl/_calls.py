@@ -218,7 +218,7 @@ class Ticket:
     Its arguments, and `keep`, are kept alive as long as it is; `name` is what errors call it.
     """
 
-    __slots__ = ("_arguments", "_begin", "c", "detail", "keep", "name", "one_caller", "result")
+    __slots__ = ("_arguments", "_begin", "_home", "c", "detail", "keep", "name", "one_caller", "result")
 
     def __init__(self, name: str, begin: str, *arguments: Any, keep: object = None) -> None:
         self.name = name
@@ -227,6 +227,7 @@ class Ticket:
         self.detail = ""
         self.one_caller = threading.Lock()  # held by the call that begins it or waits for it
         self._begin = getattr(_C, begin)
+        self._home: NativeHandle | None = None  # of the object that it was begun on, which `reconnect` may replace
         self._arguments = arguments
         self.keep = keep
 
@@ -240,7 +241,10 @@ class Ticket:
         if self.c.kind:
             return SUCCESS
         try:
-            with handle:
+            with handle as pointer:
+                if pointer not in self._arguments:
+                    return self._ended(INVALID_USAGE, f"the {handle.noun} was replaced meanwhile; repeat the call")
+                self._home = handle
                 result: int = self._begin(*self._arguments, self.c)
                 return self._ended(result, last_detail()) if result != SUCCESS else result
         except ClosedError as error:
@@ -256,6 +260,7 @@ class Ticket:
 
         Returns its result, however often it is asked, and TIMED_OUT when the deadline came first.
         """
+        handle = self._home or handle
         while self.c.result == TIMED_OUT:
             try:
                 with handle:

@@ -302,8 +302,12 @@ class Communicator(NamedCollectives):
         if handle is not None:
             return handle.cancel(timeout=deadline.remaining())
         with self._alone("pcclCancel", op.one_caller, f"the reduce of tag {op.tag}, of another thread"):
-            request_cancel(self._handle, op)
-            result = op.wait(self._handle, deadline)
+            op.left_alone = True
+            try:
+                request_cancel(self._handle, op)
+                result = op.wait(self._handle, deadline)
+            finally:
+                op.left_alone = False
             if result not in (SUCCESS, Result.CANCELLED.value):
                 op.check()
         self._forget(op.tag, op)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import queue
 import select
@@ -43,6 +44,7 @@ class Handle(Generic[Info]):
     def __init__(self, events: Events) -> None:
         self._events = events
         self._one_waiter = threading.Lock()  # held by the thread that looks for the end
+        self._waiter = 0  # which thread that is
         self._missed = False  # whether a thread found `_one_waiter` taken since it was last released
         self._info: Info | None = None
         self._error: PCCLError | None = None
@@ -97,7 +99,7 @@ class Handle(Generic[Info]):
 
         True: every member gets OperationCancelledError, also one that calls it later. Tensors to be sent are as at launch, those
         of an all-reduce in place too. False: it had succeeded. Any other end raises its error. PCCLTimeoutError after `timeout`
-        seconds: it is cancelled later.
+        seconds, and at once in a signal handler below which its thread waits for the operation: it is cancelled later.
         """
         self._request_cancel()
         try:
@@ -140,6 +142,13 @@ class Handle(Generic[Info]):
         """Blocks until the end is known. PCCLTimeoutError: it is not."""
         if self._ended:
             return
+        if self._events.inherited:  # a thread of the parent process may have held the lock
+            self._find_end(deadline)
+            return
+        if self._waiter == threading.get_ident():
+            self._missed = True
+            text = "this thread is waiting for this operation, below a signal handler; wait once that has returned"
+            raise PCCLTimeoutError(Result.TIMED_OUT, "wait", text)
         left = deadline.remaining()
         taken: list[bool] = []
         try:
@@ -149,19 +158,26 @@ class Handle(Generic[Info]):
             if not taken:
                 text = "another thread is waiting for this operation; call wait again"
                 raise PCCLTimeoutError(Result.TIMED_OUT, "wait", text)
+            self._waiter = threading.get_ident()
             if not self._ended:
-                try:
-                    self._info = self._advance(deadline)
-                except PCCLTimeoutError:
-                    raise
-                except PCCLError as error:
-                    self._error = error.with_traceback(None)
+                self._find_end(deadline)
         finally:
             if taken:
-                self._one_waiter.release()
-                if self._missed:  # a thread that saw the event of this end could not look
-                    self._missed = False
-                    self._events.wake()
+                self._waiter = 0
+                try:
+                    self._one_waiter.release()
+                finally:  # as the last calls, both of C: a signal comes after them
+                    if self._missed:  # a thread that saw the event of this end could not look
+                        self._missed = False
+                        self._events.wake()
+
+    def _find_end(self, deadline: Deadline) -> None:
+        try:
+            self._info = self._advance(deadline)
+        except PCCLTimeoutError:
+            raise
+        except PCCLError as error:
+            self._error = error.with_traceback(None)
 
 
 class Events:
@@ -169,9 +185,13 @@ class Events:
 
     def __init__(self, native: NativeHandle) -> None:
         self._native = native
-        self._lock = threading.Lock()  # protects all fields below, and two of each handle; no handle is completed under it
+        # Protects all fields below, and two of each handle; no handle is completed under it. The garbage collector may end a task
+        # inside it, which takes it, too.
+        self._lock = threading.RLock()
         self._watched: set[Handle[Any]] = set()
-        self._loops: dict[asyncio.AbstractEventLoop, int] = {}  # how many tasks await handles there
+        self._loops: dict[asyncio.AbstractEventLoop, set[asyncio.Future[None]]] = {}  # what tasks there wait for
+        self.wake: Callable[[], object] = bool
+        """Lets one watching thread look at all watched handles. Does not block, takes no lock. C: no signal comes in between."""
         self._fd = -1
         self._close: weakref.finalize[..., Events] | None = None
         self._thread: threading.Thread | None = None
@@ -179,11 +199,10 @@ class Events:
         # A SimpleQueue, because the garbage collector may run a callback's cleanup inside any lock.
         self._ready: queue.SimpleQueue[tuple[Handle[Any], list[Callable[[Any], object]]]] = queue.SimpleQueue()
 
-    def wake(self) -> None:
-        """Lets one watching thread look at all watched handles. Does not block, takes no lock."""
-        if self._fd >= 0:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_write(self._fd, 1)
+    @property
+    def inherited(self) -> bool:
+        """Whether a process that this one is a fork of made it."""
+        return self._native.inherited
 
     def closed(self) -> None:
         """Called once the communicator is destroyed: all handles have ended, and the thread ends."""
@@ -234,17 +253,18 @@ class Events:
         self, loop: asyncio.AbstractEventLoop, handle: Handle[Any], future: asyncio.Future[None]
     ) -> Generator[None, None, None]:
         """Sets the result of `future` when the handle ends. Called on the thread of its loop, from enter to exit."""
-        with self._lock:
-            opened = self._open()
-            handle._futures.append(future)
-            self._watched.add(handle)
-            count = self._loops.get(loop, 0)
-            self._loops[loop] = count + 1
-        if not opened:
-            self._native.await_closed(UNBOUNDED)
-            future.set_result(None)
+        opened = False
         try:
-            if opened and count == 0:
+            with self._lock:
+                opened = self._open()
+                handle._futures.append(future)
+                self._watched.add(handle)
+                awaited = self._loops.setdefault(loop, set())
+                awaited.add(future)
+            if not opened:
+                self._native.await_closed(UNBOUNDED)
+                future.set_result(None)
+            elif len(awaited) == 1:
                 loop.add_reader(self._fd, self._look)
             yield
         finally:
@@ -253,11 +273,11 @@ class Events:
                     handle._futures.remove(future)
                 if not handle._futures and not handle._callbacks:
                     self._watched.discard(handle)
-                self._loops[loop] -= 1
-                last = self._loops[loop] == 0
-                if last:
-                    del self._loops[loop]
-            if opened and last:
+                awaited = self._loops.get(loop, set())
+                awaited.discard(future)
+                if not awaited:
+                    self._loops.pop(loop, None)
+            if opened and not awaited:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.remove_reader(self._fd)
 
@@ -279,6 +299,7 @@ class Events:
             return False
         self._thread_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._fd = fd
+        self.wake = functools.partial(os.eventfd_write, fd, 1)
         self._close = weakref.finalize(self, _close_all, fd, self._thread_fd)
         self._close.atexit = False  # the thread is running still
         _opened.add(self)
@@ -288,7 +309,8 @@ class Events:
         if self._close is not None:
             self._close()
         self._fd = self._thread_fd = -1
-        self._lock = threading.Lock()  # which a thread of the parent may have held
+        self.wake = bool
+        self._lock = threading.RLock()  # which a thread of the parent may have held
 
     def _look(self) -> None:
         """Takes the event, and tells whoever waits for handles that have ended."""
@@ -302,15 +324,18 @@ class Events:
             raise
 
     def _tell(self, handle: Handle[Any]) -> None:
+        """Tells whoever waits for a handle that has ended. What a signal cuts short can be repeated: until then it is watched."""
         with self._lock:
-            self._watched.discard(handle)
-            futures, handle._futures = handle._futures, []
-            callbacks, handle._callbacks = handle._callbacks, []
+            if handle._callbacks:
+                self._ready.put((handle, handle._callbacks))  # before the thread can see that nothing is left to do
+                handle._callbacks = []
+            futures = list(handle._futures)
         for future in futures:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 future.get_loop().call_soon_threadsafe(_set, future)
-        if callbacks:
-            self._ready.put((handle, callbacks))
+        with self._lock:
+            self._watched.discard(handle)
+        if self._native.closed or not self._ready.empty():
             os.eventfd_write(self._thread_fd, 1)
 
 

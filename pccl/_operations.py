@@ -30,7 +30,7 @@ class OpTicket(Ticket):
     operation goes on without members that are lost, and tells who took part.
     """
 
-    __slots__ = ("_contributors", "_elastic", "_last", "_live", "dropped", "tag")
+    __slots__ = ("_contributors", "_elastic", "_last", "_live", "dropped", "left_alone", "tag")
 
     def __init__(
         self, name: str, begin: str, *arguments: Any, tag: int, elastic: bool, live: set[Any], keep: object = None
@@ -38,6 +38,7 @@ class OpTicket(Ticket):
         super().__init__(name, begin, *arguments, keep=keep)
         self.tag = tag
         self.dropped: Any = None  # of a handle that may be dropped, see Reaper
+        self.left_alone = False  # by the reaper, while another thread waits
         self._elastic = elastic
         self._live = live
         self._last: Any = None
@@ -63,6 +64,7 @@ class OpTicket(Ticket):
 
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
         """As that of every ticket. While the communicator is being closed, it waits for that: then C touches nothing any more."""
+        handle = self._home or handle
         result = super().wait(handle, deadline, watch)
         if result == TIMED_OUT or not self.in_flight or not handle.closed or handle.inherited:
             return result

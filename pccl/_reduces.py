@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket
+from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket, take
 from pccl._enums import DataType, DeviceType, ReduceOp
 from pccl._errors import PCCLError, PCCLTimeoutError, Result, UsageError, error_for
 from pccl._exports import publish
@@ -71,6 +71,7 @@ class Op(OpTicket):
         "_digestible",
         "_input",
         "_itemsize",
+        "_one_waiter",
         "_plain",
         "_pool",
         "_residuals",
@@ -106,6 +107,7 @@ class Op(OpTicket):
         self.stream = buffers.stream  # that it was launched after
         self._residuals = None if residual is None else residual.pair  # which keeps them
         self.arguments = arguments
+        self._one_waiter = threading.Lock()  # the tensors are let go by one thread, once C touches them no more
         self.lost = ""  # why the result is not in the program's tensor
 
     @property
@@ -134,6 +136,7 @@ class Op(OpTicket):
         None: it has not succeeded; `begin` and `wait`, called as ever, tell what has become of it.
         """
         self._live.add(self)
+        self._home = handle
         try:
             with contextlib.suppress(ClosedError), handle as comm:
                 if _C.pccl_reduce(*self._arguments, self.c, SLICE_MS) == SUCCESS:
@@ -191,22 +194,29 @@ class Op(OpTicket):
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
         """As that of every ticket; at its end the tensors are let go.
 
-        Those of an op that was cancelled with its communicator, `close` lets go.
+        Those of an op that was cancelled with its communicator, `close` lets go. Several threads may wait, one at a time.
         """
-        result = super().wait(handle, deadline, watch)
-        if result != TIMED_OUT and not self.in_flight:
-            if self._elastic and not handle.closed:
-                self._contributors = contributors(handle, self.tag)
-            try:
-                self._store(success=result == SUCCESS)
-            except UsageError as error:
-                self.lost = error.detail
-            self._let_go(success=result == SUCCESS)
-            self.keep = None
-            self.dropped = None
-            if self.lost:
-                result = self._ended(INVALID_USAGE, self.lost)
-        return result
+        left = deadline.remaining()
+        taken: list[bool] = []
+        try:
+            if not take(taken, self._one_waiter, -1 if left is None else left):
+                return TIMED_OUT
+            handle = self._home or handle
+            result = super().wait(handle, deadline, watch)
+            if result != TIMED_OUT and not self.in_flight and self.keep is not None:
+                if self._elastic and not handle.closed:
+                    self._contributors = contributors(handle, self.tag)
+                try:
+                    self._store(success=result == SUCCESS)
+                except UsageError as error:
+                    self.lost = error.detail
+                self._let_go(success=result == SUCCESS)
+                self.keep = None
+                self.dropped = None
+            return self._ended(INVALID_USAGE, self.lost) if self.lost else result
+        finally:
+            if taken:
+                self._one_waiter.release()
 
     def _let_go(self, *, success: bool) -> None:
         if self._residuals is not None and (residual := self.arguments[5]) is not None:
@@ -381,8 +391,15 @@ class Reaper:
                 dropped = self._dropped.get(block=not live)
                 if dropped is not None and self._owns(dropped):
                     live.append(dropped)
-            live = [one for one in live if not one.ends_by(self._handle, Deadline(SLICE_MS / 1000 / len(live)))]
+            live = [one for one in live if not self._ends(one, Deadline(SLICE_MS / 1000 / len(live)))]
         self._dropped.put(None)  # for the thread that a signal had hidden from `start`, if there is one
+
+    def _ends(self, dropped: DroppedHandle, deadline: Deadline) -> bool:
+        """Waits for the end of an op, unless another thread waits for it. False: the deadline came first."""
+        if dropped.op.left_alone and not dropped.op.ended:
+            deadline.sleep(SLICE_MS / 1000)
+            return False
+        return dropped.ends_by(self._handle, deadline)
 
     def _owns(self, dropped: DroppedHandle) -> bool:
         """Whether nobody else will await the op. A call that is repeated makes the new handle before it gives the op up."""

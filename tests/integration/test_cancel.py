@@ -81,6 +81,33 @@ def test_calls_that_timed_out():
     run(canceller, late)
 
 
+def test_a_reduce_whose_handle_was_dropped():
+    """The reaper waits for it, too: its memory is free only once it has ended."""
+    rounds = 4
+    dropped, cancelled = threading.Barrier(2), threading.Barrier(2)
+
+    def canceller(comm: Communicator) -> None:
+        for number in range(rounds):
+            data = np.full(100_000, 1, np.float32)
+            comm.all_reduce_async(data, op=ReduceOp.SUM, tag=number)
+            while comm._reaper._dropped.qsize():  # until the reaper has it
+                pass
+            assert comm.cancel(number, timeout=PATIENCE)
+            assert (data == 1).all()
+            assert not comm._live_ops
+            dropped.wait(PATIENCE)
+            cancelled.wait(PATIENCE)
+
+    def late(comm: Communicator) -> None:
+        for number in range(rounds):
+            dropped.wait(PATIENCE)
+            with pytest.raises(pccl.OperationCancelledError):
+                comm.all_reduce(np.ones(100_000, np.float32), op=ReduceOp.SUM, tag=number)
+            cancelled.wait(PATIENCE)
+
+    run(canceller, late)
+
+
 def test_a_cancelled_call_of_the_dead_is_not_one_with_newcomers():
     """The only survivor never made that call; its next one with this tag is another one, with a newcomer."""
     alone = threading.Event()

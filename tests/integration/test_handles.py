@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -436,3 +438,43 @@ def test_a_peer_killed_while_its_operations_are_awaited(loop):
 
         tasks: list[Any] = []
         run(loop, main)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "broadcast"])
+def test_a_signal_handler_may_cancel_what_its_thread_waits_for(pair, kind):
+    handle = KINDS[kind](pair[0], 3)
+
+    def cancel(*_: object) -> None:
+        with pytest.raises(pccl.PCCLTimeoutError, match="below a signal handler"):
+            handle.cancel()
+
+    previous = signal.signal(signal.SIGALRM, cancel)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        assert isinstance(handle.exception(PATIENCE), pccl.OperationCancelledError)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert isinstance(KINDS[kind](pair[1], 3).exception(PATIENCE), pccl.OperationCancelledError)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "sparse"])
+def test_a_forked_child_is_told_so_though_a_thread_of_its_parent_waits(pair, kind):
+    handle = KINDS[kind](pair[0], 3)
+    waiter = threading.Thread(target=handle.exception)
+    waiter.start()
+    while not handle._one_waiter.locked():
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        ended = os.EX_SOFTWARE
+        try:
+            for _ in range(2):
+                with pytest.raises(pccl.UsageError, match="forked from"):
+                    handle.result()
+            ended = os.EX_OK
+        finally:
+            os._exit(ended)
+    assert os.waitpid(child, 0)[1] == 0
+    KINDS[kind](pair[1], 3).result(PATIENCE)
+    waiter.join(PATIENCE)

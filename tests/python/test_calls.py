@@ -20,7 +20,7 @@ np = pytest.importorskip("numpy")
 
 @pytest.fixture
 def handle():
-    return NativeHandle("thing", object(), lambda _: 0)
+    return NativeHandle("thing", 1, lambda _: 0)
 
 
 class FakeLibrary:
@@ -190,6 +190,24 @@ def test_closed_handles(monkeypatch):
     assert library.begun == 0
     with pytest.raises(pccl.UsageError, match="the thing is closed"):
         _calls.call(handle, "pccl_begin_fake")
+
+
+def test_a_call_begins_on_no_other_object_than_its_own(monkeypatch, handle):
+    """Another thread has replaced the object meanwhile, as `reconnect` does, and freed the one that C would get."""
+    ticket, library = make_ticket(monkeypatch, lambda: SUCCESS)
+    other = NativeHandle("thing", 3, lambda _: 0)
+    ticket.proceed(other)
+    with pytest.raises(pccl.UsageError, match="the thing was replaced meanwhile; repeat the call"):
+        ticket.check()
+    assert library.begun == 0
+
+
+def test_a_call_is_waited_for_on_the_object_where_it_began(monkeypatch, handle):
+    ticket, _ = make_ticket(monkeypatch, lambda: TIMED_OUT)
+    assert ticket.begin(handle) == SUCCESS
+    handle.close()
+    assert ticket.wait(NativeHandle("thing", 3, lambda _: 0)) == pccl.Result.INVALID_USAGE.value
+    assert ticket.detail == "the thing is closed"
 
 
 def test_a_forked_child_is_told_so():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 from performers import PATIENCE
 
 from pccl._calls import Deadline
+from pccl._errors import PCCLTimeoutError
 from pccl._handle import Events, Handle
 
 PLACES = ["before the look", "before its first attempt", "after it", "before its second attempt", "after that", "after the look"]
@@ -17,6 +21,8 @@ PLACES = ["before the look", "before its first attempt", "after it", "before its
 
 class CountedWakes:
     """Stands in for `Events`."""
+
+    inherited = False
 
     def __init__(self) -> None:
         self.wakes = 0
@@ -33,10 +39,10 @@ class Ended(Handle[str]):
         self._steps = {taken: self._take, released: self._release}
         self._entered = threading.Event()
         self._leave = threading.Event()
-        self._waiter = threading.Thread(target=self.wait)
+        self._other = threading.Thread(target=self.wait)
 
     def _advance(self, deadline: Deadline) -> str:
-        if threading.current_thread() is self._waiter:
+        if threading.current_thread() is self._other:
             self._entered.set()
             assert self._leave.wait(PATIENCE)
         return "ended"
@@ -46,12 +52,12 @@ class Ended(Handle[str]):
             self._steps.pop(place)()
 
     def _take(self) -> None:
-        self._waiter.start()
+        self._other.start()
         assert self._entered.wait(PATIENCE)
 
     def _release(self) -> None:
         self._leave.set()
-        self._waiter.join(PATIENCE)
+        self._other.join(PATIENCE)
 
 
 class Interrupted:
@@ -92,3 +98,147 @@ def test_a_watcher_sees_the_end_or_is_woken(taken, released):
     events.wakes = 0
     assert handle.done()
     assert events.wakes == 0  # or watchers would wake each other for ever
+
+
+# ---- who is told ----
+
+
+class FakeNative:
+    closed = False
+    inherited = False
+
+    def await_closed(self, deadline: Deadline) -> bool:
+        return True
+
+
+class FakeLoop:
+    def __init__(self, tell: Callable[[], object] = bool) -> None:
+        self.readers: list[Callable[[], object]] = []
+        self.tells = [tell]
+        self.told: list[object] = []
+
+    def add_reader(self, fd: int, look: Callable[[], object]) -> None:
+        self.tells.pop()() if len(self.tells) > 1 else None
+        self.readers.append(look)
+
+    def remove_reader(self, fd: int) -> None:
+        self.readers.clear()
+
+    def call_soon_threadsafe(self, _: object, future: object) -> None:
+        self.tells.pop()() if self.tells else None
+        self.told.append(future)
+
+
+class FakeFuture:
+    def __init__(self, loop: FakeLoop) -> None:
+        self._loop = loop
+
+    def get_loop(self) -> FakeLoop:
+        return self._loop
+
+    def set_result(self, result: None) -> None:
+        pass
+
+
+class Simple(Handle[str]):
+    """An operation that has ended."""
+
+    def _advance(self, deadline: Deadline) -> str:
+        return "ended"
+
+
+@pytest.fixture
+def events(monkeypatch):
+    made = Events(cast(Any, FakeNative()))
+    made._fd, made._thread_fd = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+    made.wake = functools.partial(os.eventfd_write, made._fd, 1)
+    yield made
+    cast(Any, made._native).closed = True
+    made.closed()
+    if made._thread is not None:
+        made._thread.join(PATIENCE)
+    os.close(made._fd)
+    os.close(made._thread_fd)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_callback_runs_though_the_communicator_is_closed_while_it_is_told(events):
+    ran = threading.Event()
+    handle = Simple(events)
+    told = threading.Lock()
+
+    def close() -> None:
+        cast(Any, events._native).closed = True
+        events.closed()
+        if events._thread is not None:
+            events._thread.join(0.5)  # it ends here, if it sees nothing left to do
+
+    with told:
+        handle._callbacks.append(lambda _: ran.set())
+        handle._futures.append(cast(Any, FakeFuture(FakeLoop(close))))
+        events._watched.add(handle)
+        events._thread = threading.Thread(target=events._run, daemon=True)
+        events._look()
+        events._thread.start()
+    assert ran.wait(PATIENCE)
+
+
+def test_who_is_told_after_a_signal_is_told_later(events):
+    first, second = FakeLoop(interrupt), FakeLoop()
+    handle = Simple(events)
+    with events.watched_by(first, handle, FakeFuture(first)), events.watched_by(second, handle, FakeFuture(second)):
+        with pytest.raises(KeyboardInterrupt):
+            events._look()
+        assert os.read(events._fd, 8)  # another watcher looks
+        events._look()
+        assert first.told
+        assert second.told
+    assert not events._watched
+
+
+def test_a_loop_is_watched_though_a_signal_came_at_its_first_task(events):
+    loop = FakeLoop()
+    loop.tells = [bool, interrupt]
+    for attempt in range(2):
+        handle = Simple(events)
+        try:
+            with events.watched_by(loop, handle, FakeFuture(loop)):
+                assert loop.readers
+                assert attempt == 1
+        except KeyboardInterrupt:
+            assert attempt == 0
+        assert not loop.readers
+        assert not events._watched
+        assert not events._loops
+
+
+def test_a_task_may_end_inside_the_lock_of_all(events):
+    """As the garbage collector does."""
+    loop = FakeLoop()
+    ended = threading.Event()
+
+    def end() -> None:
+        with events._lock, events.watched_by(loop, Simple(events), FakeFuture(loop)):
+            ended.set()
+
+    threading.Thread(target=end, daemon=True).start()
+    assert ended.wait(PATIENCE)
+
+
+def test_a_handle_asked_below_its_own_wait_says_so(events):
+    """As by a signal handler."""
+    asked: list[object] = []
+
+    class Nested(Handle[str]):
+        def _advance(self, deadline: Deadline) -> str:
+            asked.append(self.done())
+            with pytest.raises(PCCLTimeoutError, match="below a signal handler"):
+                self.result()
+            return "ended"
+
+    handle = Nested(events)
+    assert handle.result() == "ended"
+    assert asked == [False]
