@@ -44,12 +44,12 @@ for thread in threads:
 for thread in threads:
     thread.join()
 under_way.wait()
-print("under way", flush=True)
-if how == "interrupt":
-    try:
+try:
+    print("under way", flush=True)
+    if how == "interrupt":
         comms[0].wait_for_snapshot()
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
 if how == "close":
     comms[0].close()
 print("ends", flush=True)
