@@ -64,11 +64,12 @@ EXIT_SECONDS = 10.0
 @atexit.register
 def _end_jobs() -> None:
     """Ends snapshots under way before Python stops their threads: one that it stops inside of torch aborts the process."""
-    under_way = [job for job in _jobs if job.thread.is_alive()]
+    under_way = [job for job in _jobs if not job.ended.is_set() or job.thread.is_alive()]
     for job in under_way:
         job.talk.abandon()
     for job in under_way:
-        job.thread.join(EXIT_SECONDS)
+        if job.ended.wait(EXIT_SECONDS) and job.thread.is_alive():
+            job.thread.join(EXIT_SECONDS)
 
 
 class Keeper:
@@ -101,7 +102,8 @@ class Keeper:
         self._layout: tuple[tuple[UUID, ...], Layout] | None = None
         self._spare: list[Memory] = []
         self._holder: Holder | None = None
-        self._job: Job | None = None
+        self.job: Job | None = None
+        """The snapshot under way, or one that has ended and that `settle` has not reported."""
         self._warned: set[str] = set()
 
     # ---- the program's side ----
@@ -117,25 +119,29 @@ class Keeper:
         job = Job(**vars(given), era=self.era, talk=talk, report=self.report)
         job.thread = threading.Thread(target=self._run, args=(job, _pending(job.tensors)), name="pccl snapshot", daemon=True)
         try:
+            self.job = job  # `start` may raise the exception of a signal although the thread runs
+            _jobs.add(job)
             job.thread.start()
-        except RuntimeError:  # there are as many threads as there may be
-            talk.abandon()  # the others wait for this member
+        except BaseException:  # such a signal, or there are as many threads as there may be
+            if job.claim():  # the thread has not begun, and does nothing if it still begins
+                self.job = None
+                job.copied.set()
+                job.ended.set()
+                talk.abandon()  # the others wait for this member
             raise
-        self._job = job
-        _jobs.add(job)
         return job
 
     def fence(self) -> None:
         """Returns when the tensors of the snapshot under way, if any, are copied."""
-        if self._job is not None:
-            self._job.copied.wait()
+        if self.job is not None:
+            self.job.copied.wait()
 
     def settle(self) -> bool:
         """Waits for the end of a snapshot under way. Whether the last one is complete. What went wrong is logged once."""
-        job = self._job
+        job = self.job
         if job is not None:
-            job.thread.join()
-        self._job = None
+            job.ended.wait()
+        self.job = None
         if job is not None and job.failure is not None and not isinstance(job.failure, (PeerLostError, UsageError)):
             self._warn(f"no snapshot of step {job.step} was taken, the one before it stays: {job.failure}")
         return self.report.complete
@@ -179,6 +185,8 @@ class Keeper:
     # ---- the thread ----
 
     def _run(self, job: Job, pending: tuple[torch.Event, int] | None) -> None:
+        if not job.claim():
+            return
         begun = time.monotonic()
         try:
             if pending is not None:
@@ -198,6 +206,7 @@ class Keeper:
             job.copied.set()
             job.report.seconds = time.monotonic() - begun
             job.tensors = {}
+            job.ended.set()
 
     def _take(self, job: Job, begun: float) -> None:
         problem: Exception | None = None

@@ -194,7 +194,17 @@ class Job(Contribution):
     talk: Talk
     report: Report
     copied: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set after `copied`, also if the snapshot failed or never began."""
     failure: BaseException | None = None
     """Why it is not complete, when it has ended."""
     thread: threading.Thread = field(init=False)
-    """Ends with the snapshot."""
+    """Takes the snapshot. It may live a moment longer than the snapshot."""
+    _unclaimed: threading.Lock = field(default_factory=threading.Lock)
+
+    def claim(self) -> bool:
+        """Returns True to the first caller only.
+
+        The first caller is `thread`, which then takes the snapshot, or a starter that failed, which then drops it.
+        """
+        return self._unclaimed.acquire(blocking=False)

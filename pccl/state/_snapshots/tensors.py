@@ -54,7 +54,7 @@ def snapshot(
     job = vault.begin(Contribution(step, tensors, known, b"", members, members.index(comm.uuid), problem))
     job.copied.wait()
     if problem is not None:
-        job.thread.join()
+        job.ended.wait()
         raise problem
 
 

@@ -64,7 +64,6 @@ class Vault:
         self._topic = topic
         self._changed = threading.Condition()  # never held while others are waited for
         self._restoring = False
-        self._job: Job | None = None  # the last snapshot
         self._begun = 0  # snapshots
         self.keeper = Keeper(comm, snapshots, f"{name} {topic}", topic=topic, timeout=timeout)
         # A restarted run that restores nothing counts as newer than what its predecessor has left.
@@ -78,7 +77,7 @@ class Vault:
         SnapshotError, PeerLostError: it is not complete.
         """
         job = self.begin(given)
-        job.thread.join()
+        job.ended.wait()
         if given.problem is not None:
             raise given.problem
         if job.failure is not None:
@@ -91,18 +90,14 @@ class Vault:
             with self._changed:
                 self._changed.wait_for(lambda: not self._restoring)
                 if not self._busy():
-                    self._job = job = self.keeper.take(given)
                     self._begun += 1
-                    return job
+                    return self.keeper.take(given)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Waits for the end of a snapshot under way. Whether the last one is complete. PCCLTimeoutError: it goes on."""
-        job = self._job
-        if job is not None:
-            job.thread.join(timeout)
-            if job.thread.is_alive():
-                text = "a snapshot is under way; repeat the call to wait on"
-                raise PCCLTimeoutError(Result.TIMED_OUT, "pcclSnapshot", text)
+        job = self.keeper.job
+        if job is not None and not job.ended.wait(timeout):
+            raise PCCLTimeoutError(Result.TIMED_OUT, "pcclSnapshot", "a snapshot is under way; repeat the call to wait on")
         with self._changed:
             return self.keeper.report.complete if self._busy() else self.keeper.settle()
 
@@ -114,16 +109,17 @@ class Vault:
 
     def works_in(self, thread: threading.Thread) -> bool:
         """Whether this thread takes a snapshot of it."""
-        return self._job is not None and self._job.thread is thread
+        job = self.keeper.job
+        return job is not None and job.thread is thread
 
     def release(self) -> bool:
         """Frees the memory here, and leaves what the holder keeps. Whether it did: it does not during a restore.
 
         The communicator is closed, so that a snapshot under way ends.
         """
-        job = self._job
+        job = self.keeper.job
         if job is not None:
-            job.thread.join(EXIT_SECONDS)
+            job.ended.wait(EXIT_SECONDS)
         with self._changed:
             if self._restoring or self._busy():
                 return False
@@ -132,7 +128,8 @@ class Vault:
             return True
 
     def _busy(self) -> bool:
-        return self._job is not None and self._job.thread.is_alive()
+        job = self.keeper.job
+        return job is not None and not job.ended.is_set()
 
     @contextlib.contextmanager
     def _reading(self, talk: Talk, timeout: float | None) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -246,6 +247,67 @@ def test_memory_that_is_missing_at_one_member_fails_the_snapshot_on_all_and_keep
     with world.lock:
         world.kill(world.ids[0])  # whose part of step 7 nobody else has
     assert check_restored(world) == 0
+
+
+@pytest.fixture
+def interrupt_start(monkeypatch):
+    """Lets the exception of a signal end the start of a snapshot's thread; returns the threads that it ended."""
+    start = threading.Thread.start
+    interrupted: list[threading.Thread] = []
+
+    def install(*, runs: bool) -> list[threading.Thread]:
+        def begin(thread: threading.Thread) -> None:
+            is_snapshot = thread.name == "pccl snapshot" and not interrupted
+            if runs or not is_snapshot:
+                start(thread)
+            if is_snapshot:
+                interrupted.append(thread)
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(threading.Thread, "start", begin)
+        return interrupted
+
+    return install
+
+
+def given_alone(world: World) -> Contribution:
+    shards = divided(0, 1)
+    return Contribution(0, local(0, shards), shards, b"", world.ids, 0)
+
+
+def test_a_snapshot_whose_start_is_interrupted_is_waited_for(monkeypatch, interrupt_start):
+    world = World(1)
+    keeper = Member(world, 0, Snapshots(holder=False)).keeper
+    copy, order = keeper._copy, []
+
+    def copy_late(job):
+        threading.Event().wait(0.1)  # in which a fence that knows of no snapshot returns
+        order.append("copied")
+        return copy(job)
+
+    monkeypatch.setattr(keeper, "_copy", copy_late)
+    interrupted = interrupt_start(runs=True)
+    with pytest.raises(KeyboardInterrupt):
+        keeper.take(given_alone(world))
+    keeper.fence()
+    order.append("fenced")
+    assert order == ["copied", "fenced"]
+    assert keeper.settle()
+    interrupted[0].join()
+
+
+def test_a_snapshot_that_never_began_is_dropped_and_ends_the_wait_of_the_others(interrupt_start):
+    world = World(1)
+    keeper = Member(world, 0, Snapshots(holder=False)).keeper
+    interrupted = interrupt_start(runs=False)
+    with pytest.raises(KeyboardInterrupt):
+        keeper.take(given_alone(world))
+    keeper.fence()
+    assert not keeper.settle()
+    assert world.dead == set(world.ids)
+    interrupted[0].run()  # as if it was on its way
+    assert not keeper.settle()
+    assert not keeper.snapshots
 
 
 # ---- mutants ----

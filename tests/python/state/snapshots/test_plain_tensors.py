@@ -15,6 +15,7 @@ import pytest
 import torch
 from snapshot_world import Dead, FakeComm, World, run
 
+from pccl._errors import PCCLTimeoutError
 from pccl.state import Snapshots, StateLostError
 from pccl.state._snapshots import tensors
 from pccl.state._snapshots.boxes import own_name
@@ -307,6 +308,27 @@ def test_a_restore_and_a_snapshot_in_another_thread_exclude_each_other_in_whatev
     assert (ends[1], ends[2]) == (None, None), ends
     assert ends[0] == ends[3], ends
     assert on_all(comms, lambda number, comm: load(number)) == [2, 2]
+
+
+def test_a_vault_waits_for_a_snapshot_whose_start_was_interrupted(monkeypatch):
+    world, comms = begin(2)
+    vaults = [vault_of(comm, CONFIG, "tensors") for comm in comms]
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    tensor = {own_name("0", "x"): torch.ones(9)}
+    shards = {name: whole_slice(one) for name, one in tensor.items()}
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            vaults[0].begin(Contribution(1, tensor, shards, b"", tuple(world.ids), 0))
+    with pytest.raises(PCCLTimeoutError, match="a snapshot is under way"):
+        vaults[0].settle(0)
+    vaults[1].begin(Contribution(1, {}, {}, b"", tuple(world.ids), 1))
+    assert [vault.settle() for vault in vaults] == [True, True]
 
 
 def test_what_was_opened_before_a_snapshot_is_not_restored_after_it():
