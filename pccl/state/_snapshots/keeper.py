@@ -55,6 +55,9 @@ _released: dict[str, Holder] = {}
 _keepers: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[str, Keeper]] = weakref.WeakKeyDictionary()
 """By communicator and topic: those whose messages would be taken for each other's."""
 
+_registering = threading.RLock()
+"""Held while a Keeper takes its topic. No finalizer may take it: the garbage collector may run inside any other lock."""
+
 _jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 
 EXIT_SECONDS = 10.0
@@ -79,13 +82,14 @@ class Keeper:
         self, comm: Communicator, config: Snapshots, name: str, *, topic: str = "snapshot", timeout: float | None = None
     ) -> None:
         """`topic`: the same on all members. ValueError: another Keeper of the communicator has it, and is not closed."""
-        others = _keepers.setdefault(comm, weakref.WeakValueDictionary())
-        if topic in others:
-            raise ValueError(
-                "this process takes snapshots for another Elastic already: give all models to one Elastic, as a "
-                "torch.nn.ModuleList with a list of their optimizers, or call close() of the other one before"
-            )
-        others[topic] = self
+        with _registering:
+            others = _keepers.setdefault(comm, weakref.WeakValueDictionary())
+            if topic in others:
+                raise ValueError(
+                    "this process takes snapshots for another Elastic already: give all models to one Elastic, as a "
+                    "torch.nn.ModuleList with a list of their optimizers, or call close() of the other one before"
+                )
+            others[topic] = self
         self._comm = comm
         self._config = config
         self._name = name

@@ -17,7 +17,7 @@ from pccl.state._snapshots.boxes import Box, ShardMap, own_name, part_of, whole_
 from pccl.state._snapshots.config import Restored, Snapshots
 from pccl.state._snapshots.restore import ATTEMPTS, STEP_MAX, DamagedError
 from pccl.state._snapshots.snapshot import Contribution
-from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
+from pccl.state._snapshots.vault import Opened, Vault, drop_vault, vault_of, whole_slice
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
@@ -64,10 +64,7 @@ def wait(comm: Communicator) -> bool:
 
 
 def drop(comm: Communicator, snapshots: Snapshots | None) -> None:
-    is_new = _TOPIC not in comm._vaults
-    vault_of(comm, snapshots, _TOPIC).drop()
-    if is_new:  # whose settings bind no later call
-        del comm._vaults[_TOPIC]
+    drop_vault(comm, snapshots, _TOPIC)
 
 
 def restore(

@@ -323,13 +323,32 @@ def whole_slice(tensor: torch.Tensor) -> Slice:
     return Slice(str(tensor.dtype).removeprefix("torch."), tensor.element_size(), shape, Box((0,) * len(shape), shape))
 
 
+_making = threading.RLock()
+"""Held while a vault is looked up and made. No finalizer may take it: the garbage collector may run inside any other lock."""
+
+
 def vault_of(comm: Any, snapshots: Snapshots | None, topic: str, timeout: float | None = None) -> Vault:
-    """The one of a communicator for a topic. ValueError: it was made for other snapshots."""
-    found: Vault | None = comm._vaults.get(topic)
-    if found is None:
-        wanted = snapshots or Snapshots()
-        name = f"{wanted.name_of_run(','.join(map(str, comm._endpoints)))} group {comm._peer_group}"
-        found = comm._vaults[topic] = Vault(comm, wanted, name, topic, timeout)
-    elif snapshots is not None and snapshots != found.snapshots:
+    """Returns the vault of a communicator for a topic, and makes it at the first call. Any thread may call it.
+
+    ValueError: the vault was made for other snapshots.
+    """
+    with _making:
+        found: Vault | None = comm._vaults.get(topic)
+        if found is None:
+            wanted = snapshots or Snapshots()
+            name = f"{wanted.name_of_run(','.join(map(str, comm._endpoints)))} group {comm._peer_group}"
+            found = comm._vaults[topic] = Vault(comm, wanted, name, topic, timeout)
+            return found
+    if snapshots is not None and snapshots != found.snapshots:
         raise ValueError(f"this communicator has snapshots already, with {found.snapshots}; pass the same again, or nothing")
     return found
+
+
+def drop_vault(comm: Any, snapshots: Snapshots | None, topic: str) -> None:
+    """Drops all snapshots of a communicator for a topic. A vault that is made for this does not stay: it binds no later call."""
+    with _making:
+        if topic not in comm._vaults:
+            vault_of(comm, snapshots, topic).drop()
+            comm._vaults.pop(topic, None)  # `close` may have removed it
+            return
+    vault_of(comm, snapshots, topic).drop()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from snapshot_world import Dead, FakeComm, World, run
 
 from pccl._errors import PeerLostError
+from pccl.state._snapshots import keeper as keepers
 from pccl.state._snapshots import transfer as transfers
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice
 from pccl.state._snapshots.config import Snapshots
@@ -206,6 +209,23 @@ def test_a_second_keeper_of_a_topic_is_refused_until_the_first_is_closed():
         Keeper(comm, Snapshots(holder=False), "test")
     first.close()
     Keeper(comm, Snapshots(holder=False), "test")
+
+
+def test_only_one_of_two_keepers_that_meet_gets_the_topic(monkeypatch):
+    world = World(1)
+    comm: Any = FakeComm(world, 0)
+    second = threading.Barrier(2)
+
+    class Topics(weakref.WeakValueDictionary):
+        def __contains__(self, topic):
+            found = super().__contains__(topic)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                second.wait(0.2)  # for another thread that has not found it either
+            return found
+
+    monkeypatch.setitem(keepers._keepers, comm, Topics())
+    ends = run([lambda: Keeper(comm, Snapshots(holder=False), "test")] * 2)
+    assert sorted(type(end).__name__ for end in ends) == ["Keeper", "ValueError"]
 
 
 def test_members_at_different_steps_are_told_so():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -22,7 +23,7 @@ from pccl.state._snapshots.boxes import own_name
 from pccl.state._snapshots.images import Memory
 from pccl.state._snapshots.snapshot import Contribution, PieceName
 from pccl.state._snapshots.talk import Talk
-from pccl.state._snapshots.vault import vault_of, whole_slice
+from pccl.state._snapshots.vault import Vault, vault_of, whole_slice
 from pccl.state._tree import decode, encode
 
 CONFIG = Snapshots(copies=1, holder=False)
@@ -268,6 +269,42 @@ def test_peer_groups_of_one_master_have_names_of_their_own():
     comms[1]._peer_group = 1
     names = [vault_of(comm, CONFIG, "tensors").keeper._name for comm in comms]
     assert names[0] != names[1]
+
+
+@pytest.fixture
+def meets(monkeypatch):
+    """Lets each of two threads make and drop a vault only when the other one is at it as well, or waits for this one."""
+
+    def meet(barrier: threading.Barrier) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait(0.2)
+
+    class Meeting(Vault):
+        makes, drops = threading.Barrier(2), threading.Barrier(2)
+
+        def __init__(self, *arguments: Any) -> None:
+            meet(self.makes)
+            super().__init__(*arguments)
+
+        def drop(self) -> None:
+            meet(self.drops)
+            super().drop()
+
+    monkeypatch.setattr("pccl.state._snapshots.vault.Vault", Meeting)
+
+
+@pytest.mark.usefixtures("meets")
+def test_threads_whose_first_calls_meet_get_one_vault():
+    _, (comm,) = begin(1)
+    ends = run([lambda: vault_of(comm, CONFIG, "tensors")] * 2)
+    assert ends == [comm._vaults["tensors"]] * 2
+
+
+@pytest.mark.usefixtures("meets")
+def test_two_first_calls_that_drop_all_snapshots_meet():
+    _, (comm,) = begin(1)
+    assert run([lambda: tensors.drop(comm, CONFIG)] * 2) == [None, None]
+    assert not comm._vaults
 
 
 @pytest.mark.parametrize("first", [0, 1])
