@@ -53,7 +53,7 @@ _released: dict[str, Holder] = {}
 """By name of the run: connections of communicators that were closed. While this process lives, the holder keeps its memory."""
 
 _keepers: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[str, Keeper]] = weakref.WeakKeyDictionary()
-"""By communicator and topic: those whose messages would be taken for each other's."""
+"""By communicator and topic: the last Keeper. The messages of two that have one topic would be taken for each other's."""
 
 _registering = threading.RLock()
 """Held while a Keeper takes its topic. No finalizer may take it: the garbage collector may run inside any other lock."""
@@ -82,9 +82,11 @@ class Keeper:
         self, comm: Communicator, config: Snapshots, name: str, *, topic: str = "snapshot", timeout: float | None = None
     ) -> None:
         """`topic`: the same on all members. ValueError: another Keeper of the communicator has it, and is not closed."""
+        self._has_topic = True
         with _registering:
             others = _keepers.setdefault(comm, weakref.WeakValueDictionary())
-            if topic in others:
+            other = others.get(topic)
+            if other is not None and other._has_topic:
                 raise ValueError(
                     "this process takes snapshots for another Elastic already: give all models to one Elastic, as a "
                     "torch.nn.ModuleList with a list of their optimizers, or call close() of the other one before"
@@ -182,9 +184,8 @@ class Keeper:
                 earlier.close()
 
     def _give_topic_back(self) -> None:
-        topics = _keepers[self._comm]
-        if topics.get(self._topic) is self:
-            del topics[self._topic]
+        """Lets another Keeper have the topic. Takes no lock and reads no table, since a finalizer calls it."""
+        self._has_topic = False
 
     # ---- the thread ----
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import threading
 import weakref
@@ -217,8 +218,8 @@ def test_only_one_of_two_keepers_that_meet_gets_the_topic(monkeypatch):
     second = threading.Barrier(2)
 
     class Topics(weakref.WeakValueDictionary):
-        def __contains__(self, topic):
-            found = super().__contains__(topic)
+        def get(self, topic, default=None):
+            found = super().get(topic, default)
             with contextlib.suppress(threading.BrokenBarrierError):
                 second.wait(0.2)  # for another thread that has not found it either
             return found
@@ -226,6 +227,26 @@ def test_only_one_of_two_keepers_that_meet_gets_the_topic(monkeypatch):
     monkeypatch.setitem(keepers._keepers, comm, Topics())
     ends = run([lambda: Keeper(comm, Snapshots(holder=False), "test")] * 2)
     assert sorted(type(end).__name__ for end in ends) == ["Keeper", "ValueError"]
+
+
+def test_a_communicator_that_is_only_collected_releases_its_keeper():
+    world = World(1)
+    ends: list[object] = []
+
+    class Comm(FakeComm):
+        keeper: Keeper
+
+        def __del__(self):
+            try:
+                ends.append(self.keeper.release())
+            except BaseException as error:
+                ends.append(error)
+
+    comm: Any = Comm(world, 0)
+    comm.keeper = Keeper(comm, Snapshots(holder=False), "test")  # a cycle: the collector clears weak references first
+    del comm
+    gc.collect()
+    assert ends == [None]
 
 
 def test_members_at_different_steps_are_told_so():
