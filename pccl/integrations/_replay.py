@@ -25,6 +25,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -61,6 +62,15 @@ class Stateful(Protocol):
     def load_state_dict(self, told: dict[str, Any]) -> None: ...
 
 
+class _Hidden(threading.local):
+    """Calls under way in this thread that a process that catches up leaves out. Loaders in such a call have no number.
+
+    A thread that writes a checkpoint hides no loader of the main thread.
+    """
+
+    depth = 0
+
+
 class Replay:
     """The steps of this process, and the objects of its script that a newcomer brings to the state of the members."""
 
@@ -68,8 +78,7 @@ class Replay:
         self.steps = 0
         self.needs_fixed = True
         """Whether it is in vain without fixed membership, which a warning says then."""
-        self.hidden = 0
-        """Above 0 in what a process that catches up leaves out: loaders there have no number."""
+        self.hidden = _Hidden()
         self._target: int | None = None
         self._inside = False
         self._elastic: pccl.distributed.Elastic | None = None
@@ -126,7 +135,7 @@ class Replay:
 
     def batches(self, loader: DataLoader[Any], make: Callable[[Any], Any]) -> Any:
         """Returns an iterator in the place of torch's. ValueError: the loader has an ElasticSampler."""
-        if self.hidden or not self.is_fixed():
+        if self.hidden.depth or not self.is_fixed():
             return make(loader)
         if any(isinstance(getattr(at, "sampler", None), ElasticSampler) for at in (loader, loader.batch_sampler)):
             raise ValueError("--adapt cannot replay an ElasticSampler; call pccl.distributed.Elastic instead of --adapt")
@@ -371,11 +380,11 @@ def silence(run: Replay, owner: Any, *names: str) -> None:
         def call(*args: Any, **kwargs: Any) -> Any:
             if run.replays():
                 return None
-            run.hidden += 1
+            run.hidden.depth += 1
             try:
                 return original(*args, **kwargs)
             finally:
-                run.hidden -= 1
+                run.hidden.depth -= 1
 
         return call
 
