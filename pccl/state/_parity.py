@@ -14,6 +14,7 @@ import contextlib
 import functools
 import inspect
 import math
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -205,6 +206,9 @@ def _named(state: Any) -> Mapping[str, Any]:
     raise TypeError(f"state must be a SharedState, a torch.nn.Module or a dict of tensors by name, not {kind}")
 
 
+_making = threading.RLock()
+
+
 class Kept:
     """What a communicator keeps of its checks."""
 
@@ -238,14 +242,21 @@ def check_parity(
         for info in held.infos:
             if info.read_only:
                 raise ArgumentError(f"entry {info.name!r} is read-only and cannot be repaired; pass another policy")
-    kept: Kept = comm._parity or Kept()
-    comm._parity = kept
+    kept = _kept(comm)
     check = _Check(comm, kept, held, policy, parts, group, call)
     begun = kept.under_way.setdefault(check.who, check)
     if begun.label != check.label:
         raise _usage("a check of another state, policy or fraction was cut short; repeat that call first")
     with named(call):
         return begun.advance(deadline)
+
+
+def _kept(comm: Any) -> Kept:
+    """Returns what a communicator keeps of its checks, and makes it at the first check. Any thread may call it."""
+    with _making:
+        found: Kept = comm._parity or Kept()
+        comm._parity = found
+        return found
 
 
 def require_policy(policy: object) -> None:
