@@ -168,13 +168,13 @@ def _end_on_signals() -> None:
 
 
 class Masters:
-    """The masters of a run, one of which serves it: the value of --master."""
+    """The masters of a run, one of which serves it: the value of --master. Threads may ask and act at once."""
 
     def __init__(self, addresses: str, access: Access | None = None) -> None:
         access = access or Access()
         self._keys, self._insecure = access.credentials, access.insecure
         try:
-            self._endpoints = parse_endpoints(addresses)
+            self._endpoints = parse_endpoints(addresses)  # replaced and never changed: another thread may read it
         except (AssertionError, ValueError) as error:
             raise click.BadParameter(str(error), param_hint="--master") from None
 
@@ -194,8 +194,7 @@ class Masters:
                 said.append(error.detail)
                 continue
             if has_members(told):
-                self._endpoints.remove(endpoint)
-                self._endpoints.insert(0, endpoint)
+                self._endpoints = [endpoint, *(one for one in self._endpoints if one is not endpoint)]
                 return told
             idle = told
             said.append(f"{endpoint} answers and serves no such run")

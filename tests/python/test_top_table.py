@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -96,6 +97,24 @@ def test_the_master_that_serves_the_run_is_asked_first(monkeypatch):
     answers.told = {1: RUN, 2: NO_RUN, 3: None}
     assert masters.ask() is RUN
     assert answers.asked == [1, 2, 3, 3, 3, 1]
+
+
+def test_another_thread_always_finds_the_master_that_answered_last(monkeypatch):
+    Answers(monkeypatch, {1: RUN})
+    told: list[str] = []
+    monkeypatch.setattr(top, "stacks_of", lambda endpoint, *_: f"of {endpoint.port}")
+    masters = top.Masters("127.0.0.1:1")
+
+    def look(*_: object) -> None:
+        told.append(masters.stacks(RUN.members[0].uuid))
+
+    sys.setprofile(look)  # at each call that `ask` makes, as another thread may
+    try:
+        masters.ask()
+    finally:
+        sys.setprofile(None)
+    assert len(told) > 1
+    assert set(told) == {"of 1"}
 
 
 @pytest.mark.parametrize("result", [Result.MASTER_CONNECTION_FAILED, Result.INVALID_ARGUMENT])
