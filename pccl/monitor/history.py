@@ -260,8 +260,9 @@ class Log:
         lines = [json.dumps(event, separators=(",", ":"), allow_nan=False).encode() for event in events]
         if not lines:
             return
-        if self.file is not None:
-            self.file.write(b"".join(line + b"\n" for line in lines))
+        file = self.file  # another thread may set it to None
+        if file is not None:
+            file.write(b"".join(line + b"\n" for line in lines))
         with self._news:
             for line in lines:
                 self._lines.append(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from dataclasses import replace
@@ -223,6 +224,27 @@ def test_metrics_count_and_stay_few():
     for line in ("pccl_failovers_total 1.0", "pccl_votes_total 7.0", "pccl_epochs_total 1.0", "pccl_joins_total 0.0"):
         assert line in text.splitlines()
     assert text.count("# TYPE ") <= 40
+
+
+def test_a_file_that_another_thread_gives_up_while_events_are_added_ends_no_thread():
+    class Shared(Log):
+        _file: Any = None
+
+        @property
+        def file(self) -> Any:
+            found, self._file = self._file, None  # the other thread comes after each look
+            return found
+
+        @file.setter
+        def file(self, given: Any) -> None:
+            self._file = given
+
+    log = Shared()
+    log.file = kept = io.BytesIO()
+    log.add([{"at": 1.0, "kind": "master"}])
+    assert kept.getvalue() == b'{"at":1.0,"kind":"master"}\n'
+    log.add([{"at": 2.0, "kind": "master"}])
+    assert len(log.after(0, 0)[0]) == 2
 
 
 def test_states_are_those_of_most_members_of_a_group_and_of_the_members_that_differ():
