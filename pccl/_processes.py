@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 READ_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
@@ -191,30 +191,50 @@ class Fleet:
         self._on_end, self._on_signal, self._whole_groups = on_end, on_signal, whole_groups
         self.processes: list[Process] = []
         self._selector = selectors.DefaultSelector()
+        self._before: dict[signal.Signals, Any] = {}
+        """The handlers of the program."""
+        self._woken = -1
+        """The wakeup descriptor of the program."""
 
     def __enter__(self) -> Self:
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
             end.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        # Signals that the parent ignores (nohup, a job in the background) stay ignored.
-        heeded = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, lambda *_: None) for number in heeded}
-        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # with which the kernel forgets how a child has ended
-            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._woken = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        try:
+            # The descriptor comes first: a signal whose handler does nothing yet must not be lost.
+            self._woken = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+            for number in ENDING:
+                # Signals that the parent ignores (nohup, a job in the background) stay ignored.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._handle(number, lambda *_: None)
+            if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # with which the kernel forgets how a child has ended
+                self._handle(signal.SIGCHLD, signal.SIG_DFL)
+        except BaseException:  # of a signal whose handler was still the program's
+            self._give_back()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
         for process in self.processes:
             process.reap()
-        signal.set_wakeup_fd(self._woken)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._selector.close()
-        self._wake.close()
-        self._waker.close()
+        self._give_back()
+
+    def _handle(self, number: signal.Signals, handler: Any) -> None:
+        self._before[number] = signal.getsignal(number)
+        signal.signal(number, handler)
+
+    def _give_back(self) -> None:
+        """Restores the handlers of the program and closes what the fleet has opened, also if a handler raises."""
+        try:
+            for number, handler in reversed(self._before.items()):  # that of SIGINT last, since it raises
+                signal.signal(number, handler)
+        finally:
+            signal.set_wakeup_fd(self._woken)
+            self._selector.close()
+            self._wake.close()
+            self._waker.close()
 
     def watch(self, process: Process) -> Process:
         """Watches a process that has just been started, and returns it."""
