@@ -57,13 +57,18 @@ class Watch:
         """Begins, unless it has."""
         if self._thread is None:
             self._thread = threading.Thread(target=_answer, args=(handle, self._ended), name="pccl:stacks", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # there are as many threads as there may be
+                self._thread = None
+                raise
 
     def join(self) -> None:
         """Ends it. The communicator has been stopped, and is not freed yet."""
         self._ended.set()
         if self._thread is not None and self._thread is not threading.current_thread() and not sys.is_finalizing():
-            self._thread.join(JOIN_SECONDS)
+            with contextlib.suppress(RuntimeError):  # a signal kept it from beginning; it ends at once if it still begins
+                self._thread.join(JOIN_SECONDS)
 
 
 def _answer(handle: NativeHandle, ended: threading.Event) -> None:
