@@ -423,8 +423,8 @@ def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]
             talk.abandon()
 
     receiver = threading.Thread(target=receive, name="pccl restore", daemon=True)
-    receiver.start()
     try:
+        receiver.start()
         for source, target in sorted(sizes):
             if source == own:
                 parts = [
@@ -437,7 +437,8 @@ def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]
     except BaseException as error:
         failures.append(error)
         talk.abandon()  # else two that have failed would wait for each other
-    receiver.join()
+    if receiver.is_alive():  # else it has ended, or `start` has failed
+        receiver.join()
     for cause in (*failures, *losses):  # what the other thread has later may follow from the first
         raise cause
     for member, (other,) in enumerate(talk.gather([1 + garbled[0] if garbled else 0])):

@@ -292,16 +292,17 @@ def test_memory_that_is_missing_at_one_member_fails_the_snapshot_on_all_and_keep
 
 @pytest.fixture
 def interrupt_start(monkeypatch):
-    """Lets the exception of a signal end the start of a snapshot's thread; returns the threads that it ended."""
+    """Lets the exception of a signal end the start of one thread of this name; returns the threads that it ended."""
     start = threading.Thread.start
     interrupted: list[threading.Thread] = []
+    first = threading.Lock()
 
-    def install(*, runs: bool) -> list[threading.Thread]:
+    def install(name: str = "pccl snapshot", *, runs: bool) -> list[threading.Thread]:
         def begin(thread: threading.Thread) -> None:
-            is_snapshot = thread.name == "pccl snapshot" and not interrupted
-            if runs or not is_snapshot:
+            is_meant = thread.name == name and first.acquire(blocking=False)
+            if runs or not is_meant:
                 start(thread)
-            if is_snapshot:
+            if is_meant:
                 interrupted.append(thread)
                 raise KeyboardInterrupt
 
@@ -349,6 +350,14 @@ def test_a_snapshot_that_never_began_is_dropped_and_ends_the_wait_of_the_others(
     interrupted[0].run()  # as if it was on its way
     assert not keeper.settle()
     assert not keeper.snapshots
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_restore_whose_receiver_is_interrupted_at_its_start_ends_the_wait_of_the_others(interrupt_start, runs):
+    world = training(2, Snapshots(copies=1, holder=False), 2, {})
+    interrupt_start("pccl restore", runs=runs)
+    ends = run([lambda own=own: world.members[own].restore([0, 1]) for own in range(2)])
+    assert sorted(type(end).__name__ for end in ends) == ["KeyboardInterrupt", "PeerLostError"]
 
 
 # ---- mutants ----
