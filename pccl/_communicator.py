@@ -398,8 +398,11 @@ class Communicator(NamedCollectives):
         `snapshots` is how many losses are survived: a `pccl.state.Snapshots`, by default of one copy, the same in all calls; its
         `every` has no effect here. `timeout` is for each message, and that of the first call holds.
 
+        PCCLTimeoutError: a member has not called it. After that or Ctrl-C repeat the call with the same `step` to wait on.
+        UsageError: a restore, or the snapshot of another step, was cut short, and the others wait for it.
+
         TypeError, ValueError on this member: the state cannot be kept; the snapshot fails on the others. ValueError on all:
-        members give different copies or codes. RuntimeError: torch is missing. PCCLTimeoutError: a member has not called it.
+        members give different copies or codes. RuntimeError: torch is missing.
         """
         arguments = {"step": step, "snapshots": snapshots, "shards": shards, "part": part, "timeout": timeout}
         _snapshots().snapshot(self, state, **arguments)
@@ -435,6 +438,10 @@ class Communicator(NamedCollectives):
         `pccl.state.StateLostError` on all members alike: more was lost than the redundancy bears. ValueError on all: tensors do
         not fit the snapshot. After both no tensor has changed, except where a damaged snapshot was tried. After any other error,
         such as PCCLTimeoutError, the tensors have any content, and the snapshot is as before.
+
+        After PCCLTimeoutError, and after Ctrl-C while not all members have called it, repeat the call. Ctrl-C while members
+        exchange the content cannot be repeated: close this communicator, and the others go on without it. UsageError: a snapshot
+        was cut short, and the others wait for it; repeat it first.
         """
         arguments = {"snapshots": snapshots, "shards": shards, "part": part, "timeout": timeout}
         found: Restored | None = _snapshots().restore(self, state, **arguments)
@@ -584,8 +591,8 @@ def roll(
     """The members of the peer group who live, the same on all of them: those that one reduce has among its contributors.
 
     What a peer has heard of epochs may differ from that where members were lost together with a master. The reduce adopts the
-    losses. `values`, a tensor too small to be divided, is replaced by the result of `op`. PCCLTimeoutError: call again with the
-    same arguments.
+    losses. `values`, a tensor too small to be divided, is replaced by the result of `op`. After PCCLTimeoutError or Ctrl-C call
+    it again with the same tensor: `pccl._journal` keeps that for callers that make a new one.
     """
     try:
         found = comm.all_reduce(values, op=op, tag=tag, retry=True, timeout=timeout).contributors

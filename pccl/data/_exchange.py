@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -13,6 +14,7 @@ import torch
 from pccl._communicator import Communicator
 from pccl._enums import ReduceOp
 from pccl._errors import TooFewPeersError
+from pccl._journal import Journal
 
 TAG = int.from_bytes(hashlib.blake2b(b"pccl.data", digest_size=8).digest(), "little") & ~7
 """Of the commit; the next numbers are those of an exchange. Members make all of them in the same order."""
@@ -51,10 +53,16 @@ def require_dealt(contributors: Set[object], members: Iterable[object]) -> None:
         )
 
 
-def sum_over(comm: Communicator, values: torch.Tensor, tag: int, timeout: float | None) -> frozenset[UUID] | None:
+def require_whole(journal: Journal, *calls: str) -> None:
+    """RuntimeError: one of these calls was cut short, and the others go on with what this member has told them."""
+    if (cut := journal.cut_short) in calls:
+        raise RuntimeError(f"{cut}() was cut short by a timeout or a signal, and other members wait for it; repeat it first")
+
+
+def sum_over(comm: Communicator, tag: int, values: torch.Tensor, timeout: float | None) -> frozenset[UUID] | None:
     """Replaces a tensor by the sum over the members who live. Returns who is in it, or None if ranges of it differ in that.
 
-    The answer is the same on all of them.
+    The answer is the same on all of them. PCCLTimeoutError: call it again with the same tensor.
     """
     try:
         found = comm.all_reduce(values, op=ReduceOp.SUM, tag=tag, survivors=True, timeout=timeout).contributors
@@ -64,22 +72,27 @@ def sum_over(comm: Communicator, values: torch.Tensor, tag: int, timeout: float 
     return peers.pop() if len(peers) == 1 else None
 
 
-def tell_all(comm: Communicator, numbers: Sequence[int], timeout: float | None) -> dict[UUID, list[int]]:
-    """Returns what each member who lives tells, the same on all of them. A round that loses a member is repeated."""
+def tell_all(comm: Communicator, numbers: Sequence[int], timeout: float | None, journal: Journal) -> dict[UUID, list[int]]:
+    """Returns what each member who lives tells, the same on all of them. A round that loses a member is repeated.
+
+    It takes up to three steps of `journal` a round. In the repetition of a call that was cut short `numbers` must be the same.
+    """
+    meet, measure, tell = (functools.partial(sum_over, comm, TAG + number) for number in (1, 2, 3))
     while True:
-        ones = torch.ones(1, dtype=torch.int64, device="cpu")
-        living = sum_over(comm, ones, TAG + 1, timeout)
+        living, _ = journal.step(meet, torch.ones(1, dtype=torch.int64, device="cpu"), timeout)
         assert living is not None
         here = sorted(living)
         own = here.index(comm.uuid)
         lengths = torch.zeros(len(here), dtype=torch.int64, device="cpu")
         lengths[own] = len(numbers)
-        if sum_over(comm, lengths, TAG + 2, timeout) != living:
+        found, lengths = journal.step(measure, lengths, timeout)
+        if found != living:
             continue
         ends = lengths.cumsum(0).tolist()
         content = torch.zeros(max(ends[-1], 1), dtype=torch.int64, device="cpu")
         content[ends[own] - len(numbers) : ends[own]] = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-        if sum_over(comm, content, TAG + 3, timeout) != living:
+        found, content = journal.step(tell, content, timeout)
+        if found != living:
             continue
         told = content.tolist()
         return {member: told[end - size : end] for member, end, size in zip(here, ends, lengths.tolist(), strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -16,8 +17,19 @@ import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
 from pccl._communicator import Communicator
+from pccl._journal import Journal
 from pccl.data import _reader
-from pccl.data._exchange import TAG, fingerprint, require_dealt, require_equal, require_order, require_state, sum_over, tell_all
+from pccl.data._exchange import (
+    TAG,
+    fingerprint,
+    require_dealt,
+    require_equal,
+    require_order,
+    require_state,
+    require_whole,
+    sum_over,
+    tell_all,
+)
 from pccl.data._ledger import Ledger
 from pccl.data._members import communicator_of, founders, rank_in
 
@@ -115,6 +127,8 @@ class ElasticSampler(DistributedSampler[Any]):
         self._joins_end = False
         self._kept: list[int] = []
         self._orders: dict[int, Sequence[int]] = {}
+        self._journal = Journal()
+        self._owes_sync = False  # a commit has found a loss
 
     commit_tag = TAG
     """Of the op that `commit_step` begins with."""
@@ -159,6 +173,7 @@ class ElasticSampler(DistributedSampler[Any]):
 
     def _begin_epoch(self, epoch: int) -> None:
         with self._lock:
+            require_whole(self._journal, "sync")
             ledger = self._ledger
             if epoch > self.epoch:  # the program is between two passes, whatever the loader keeps
                 self._note()
@@ -241,7 +256,8 @@ class ElasticSampler(DistributedSampler[Any]):
         """Loads what `state_dict` returned, of any number of members. Members load the same one, and call `sync` then.
 
         Batches that a loader has read ahead, and not given to the program, stay valid. ValueError: the state is of another
-        number of samples, seed or order, or of something else. RuntimeError: samples were handed out before the first `sync`.
+        number of samples, seed or order, or of something else. RuntimeError: samples were handed out before the first `sync`, or
+        a call was cut short and has to be repeated.
         """
         own = self.state_dict()
         require_state(state_dict, own, type(self).__name__)
@@ -249,6 +265,7 @@ class ElasticSampler(DistributedSampler[Any]):
             raise RuntimeError("samples were handed out before this process has joined; call iter(loader) after the first sync")
         require_order(state_dict, own)
         with self._lock:
+            require_whole(self._journal, "sync", "commit_step")
             self._note()
             kept = self._in_flight(self._given)
             self._ledger.load(state_dict)
@@ -274,6 +291,7 @@ class ElasticSampler(DistributedSampler[Any]):
         each batch, with its size, and give the others the weight 0. ValueError: the program has got fewer.
         """
         with self._lock:
+            require_whole(self._journal, "sync")
             self._note()
             if not 0 <= count <= self._given:
                 raise ValueError(f"mask: {count} samples, but the program has got {self._given}")
@@ -339,55 +357,66 @@ class ElasticSampler(DistributedSampler[Any]):
         """Commits the samples of a step, on all members, after its last collective. Returns True if a member was lost.
 
         `samples`: how many this rank has used since the last commit; None: all that were given to the program. Not needed with
-        Elastic or DiLoCo. `timeout` in seconds; PCCLTimeoutError: nothing was committed, and the run cannot go on.
+        Elastic or DiLoCo. `timeout` in seconds is for each message. After PCCLTimeoutError or Ctrl-C repeat the call, with the
+        same `samples`.
         """
         with self._lock:
-            if samples is None:
-                self.seal()
-            else:
-                own = self._ledger.taken[self._place] if self._ledger.members else 0
-                if not 0 <= samples <= self._drawn - own:
-                    raise ValueError(f"commit: {samples} samples, but {self._drawn - own} were handed out since the last commit")
-                self._sealed = own + samples
-                self._given = max(self._given, self._sealed)
             comm = communicator_of(self._comm)
-            lost = self.commit_step(comm, timeout)
-            if lost and comm is not None:
+            if not (self._owes_sync and self._journal.cut_short == "sync"):
+                self._seal(samples)
+                self._owes_sync = self.commit_step(comm, timeout)
+            if self._owes_sync and comm is not None:
                 self.sync(comm, timeout)
-            return lost
+            return self._owes_sync
+
+    def _seal(self, samples: int | None) -> None:
+        if samples is None:
+            self.seal()
+            return
+        own = self._ledger.taken[self._place] if self._ledger.members else 0
+        if not 0 <= samples <= self._drawn - own:
+            raise ValueError(f"commit: {samples} samples, but {self._drawn - own} were handed out since the last commit")
+        self._sealed = own + samples
+        self._given = max(self._given, self._sealed)
 
     def commit_step(self, comm: Communicator | None, timeout: float | None = None, *, lag: int = 0) -> bool:
         """Commits what is sealed. Returns True if a member was lost; then all have to call `sync`.
 
         `lag`: commits what was sealed so many calls before, since later samples are in no average yet. RuntimeError, and nothing
-        is committed: `sync` was not called since members have come, or settings differ between members.
+        is committed: `sync` was not called since members have come, or settings differ between members. After PCCLTimeoutError
+        or Ctrl-C repeat the call.
         """
         with self._lock:
-            own = self._told_at_commit(lag)
-            members = self._ledger.members
             if comm is None:
-                return self._take_commit(dict.fromkeys(members, own))
-            told = torch.zeros(len(members), len(own), dtype=torch.int64, device="cpu")
-            told[self._place] = torch.tensor(own, dtype=torch.int64, device="cpu")
-            living = sum_over(comm, told.view(-1), TAG, timeout)
-            assert living is not None, "a small all-reduce is not divided"
-            require_dealt(living, members)
-            rows = zip(members, told.tolist(), strict=True)
-            return self._take_commit({member: row for member, row in rows if member in living})
+                own = self._told_at_commit(lag)
+                return self._take_commit(dict.fromkeys(self._ledger.members, own))
+            with self._journal.call(comm, "commit_step") as journal:
+                own = journal.once(self._told_at_commit, lag)
+                members = self._ledger.members
+                told = torch.zeros(len(members), len(own), dtype=torch.int64, device="cpu")
+                told[self._place] = torch.tensor(own, dtype=torch.int64, device="cpu")
+                living, told = journal.step(functools.partial(sum_over, comm, TAG), told, timeout)
+                assert living is not None, "a small all-reduce is not divided"
+                require_dealt(living, members)
+                rows = zip(members, told.tolist(), strict=True)
+                return journal.once(self._take_commit, {member: row for member, row in rows if member in living})
 
     def sync(self, comm: Communicator | None = None, timeout: float | None = None, *, keeps_open: bool = True) -> None:
         """Deals out the rest of the samples among those who are members now. All call it; newcomers load the state before.
 
         `keeps_open`: samples that were given to the program, and are in no finished step, stay those of this rank; else the step
-        was lost, and they are dealt out again. RuntimeError, on all: members have different states or settings.
+        was lost, and they are dealt out again. RuntimeError, on all: members have different states or settings. `timeout` is for
+        each message. After PCCLTimeoutError or Ctrl-C repeat the call, which goes on with what this member has told the others;
+        reading samples before that raises RuntimeError.
         """
         comm = comm or communicator_of(self._comm)
         if comm is None:
             return
-        with self._lock:
-            standing = tell_all(comm, self._told_at_sync(rank_in(comm), keeps_open=keeps_open), timeout)
-            flights = tell_all(comm, self._told_in_flight(standing), timeout)
-            self._take_sync(comm.uuid, standing, flights)
+        with self._lock, self._journal.call(comm, "sync") as journal:
+            told = journal.once(lambda: self._told_at_sync(rank_in(comm), keeps_open=keeps_open))
+            standing = tell_all(comm, told, timeout, journal)
+            flights = tell_all(comm, journal.once(self._told_in_flight, standing), timeout, journal)
+            journal.once(self._take_sync, comm.uuid, standing, flights)
 
     # ---- what members tell each other; with the lock ----
 
@@ -469,6 +498,7 @@ class ElasticSampler(DistributedSampler[Any]):
 
     def _require_members(self) -> None:
         """Begins an era with the members that the process group was made with, where no `sync` has done so."""
+        require_whole(self._journal, "sync")
         if self._ledger.members:
             return
         members: tuple[Hashable, ...] = tuple(range(self.num_replicas))

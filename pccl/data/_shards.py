@@ -16,7 +16,17 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from pccl._communicator import Communicator
-from pccl.data._exchange import TAG, fingerprint, require_dealt, require_equal, require_order, require_state, tell_all
+from pccl._journal import Journal
+from pccl.data._exchange import (
+    TAG,
+    fingerprint,
+    require_dealt,
+    require_equal,
+    require_order,
+    require_state,
+    require_whole,
+    tell_all,
+)
 from pccl.data._members import communicator_of, founders, rank_in
 
 _log = logging.getLogger("pccl.data")
@@ -200,6 +210,8 @@ class ElasticShards:
         """How far the program has got, of what is not committed."""
         self._sealed: dict[int, Mark] = {}
         self._marks: deque[dict[int, Mark]] = deque(maxlen=8)
+        self._journal = Journal()
+        self._owes_sync = False  # a commit has found that shards are to be dealt out anew
 
     commit_tag = TAG + 1
     """Of the op that `commit_step` begins with."""
@@ -226,6 +238,7 @@ class ElasticShards:
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, on all members. One that has begun is no change. ValueError: the one before is not committed."""
         with self._lock:
+            require_whole(self._journal, "sync")
             if epoch > self.epoch:
                 if self.remaining and self._progress.marks:
                     raise ValueError(f"set_epoch({epoch}): {self.remaining} shards of epoch {self.epoch} are not committed")
@@ -247,6 +260,8 @@ class ElasticShards:
             if era != self._era:
                 era, reader = self._era, self._open(num_workers, arguments)
             none: tuple[Sequence[Mark], Any] = (), None
+            with self._lock:
+                require_whole(self._journal, "sync")
             marks, batch = next(reader, none)
             with self._lock:
                 self._given.update((mark.shard, mark) for mark in marks)
@@ -265,13 +280,15 @@ class ElasticShards:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads what `state_dict` returned. Members load the same one, and call `sync` then. What was read ahead is dropped.
 
-        ValueError: the state is of another number of shards, of other names, seed or order, or of something else.
+        ValueError: the state is of another number of shards, of other names, seed or order, or of something else. RuntimeError: a
+        call was cut short and has to be repeated.
         """
         require_state(state_dict, self.state_dict(), type(self).__name__)
         require_order(state_dict, self._order)
         if state_dict["shards"] == len(self._shards) and state_dict["names"] != self._order["names"]:
             raise ValueError("the state is of shards of other names, or in another order; pass those of the run that saved it")
         with self._lock:
+            require_whole(self._journal, "sync", "commit_step")
             self._progress.load(state_dict)
             self._drop()
 
@@ -283,37 +300,48 @@ class ElasticShards:
     def commit(self, *, timeout: float | None = None) -> bool:
         """Commits the records that were given to the program, on all members, after the last collective of a step.
 
-        Returns True if the shards were dealt out anew. Not needed with Elastic or DiLoCo.
+        Returns True if the shards were dealt out anew. Not needed with Elastic or DiLoCo. `timeout` in seconds is for each
+        message. After PCCLTimeoutError or Ctrl-C repeat the call.
         """
-        self.seal()
         comm = communicator_of(self._comm)
-        anew = self.commit_step(comm, timeout)
-        if anew:
-            self.sync(comm, timeout)
-        return anew
+        with self._lock:
+            if not (self._owes_sync and self._journal.cut_short == "sync"):
+                self.seal()
+                self._owes_sync = self.commit_step(comm, timeout)
+            if self._owes_sync:
+                self.sync(comm, timeout)
+            return self._owes_sync
 
     def commit_step(self, comm: Communicator | None, timeout: float | None = None, *, lag: int = 0) -> bool:
         """Commits what is sealed, or was so many calls before. Returns True if all have to call `sync`.
 
         RuntimeError, and nothing is committed: `sync` was not called since members have come, or settings differ between members.
+        After PCCLTimeoutError or Ctrl-C repeat the call.
         """
         with self._lock:
-            own = self._told_at_commit(lag)
             if comm is None:
+                own = self._told_at_commit(lag)
                 return self._take_commit({self._progress.members[0]: own})
-            return self._take_commit(tell_all(comm, own, timeout))
+            with self._journal.call(comm, "commit_step") as journal:
+                own = journal.once(self._told_at_commit, lag)
+                return journal.once(self._take_commit, tell_all(comm, own, timeout, journal))
 
     def sync(self, comm: Communicator | None = None, timeout: float | None = None, *, keeps_open: bool = True) -> None:
         """Deals out the shards among those who are members now. All call it; newcomers load the state before.
 
         `keeps_open`: records that were given to the program, and are in no finished step, stay those of this rank; else the step
-        was lost, and they are read again. RuntimeError, on all: members have different states or settings.
+        was lost, and they are read again. RuntimeError, on all: members have different states or settings. `timeout` is for each
+        message. After PCCLTimeoutError or Ctrl-C repeat the call, which goes on with what this member has told the others;
+        reading batches before that raises RuntimeError.
         """
         comm = comm or communicator_of(self._comm)
         with self._lock:
-            own: Hashable = 0 if comm is None else comm.uuid
-            told = self._told_at_sync(0 if comm is None else rank_in(comm), keeps_open=keeps_open)
-            self._take_sync(own, {own: told} if comm is None else tell_all(comm, told, timeout))
+            if comm is None:
+                self._take_sync(0, {0: self._told_at_sync(0, keeps_open=keeps_open)})
+                return
+            with self._journal.call(comm, "sync") as journal:
+                told = journal.once(lambda: self._told_at_sync(rank_in(comm), keeps_open=keeps_open))
+                journal.once(self._take_sync, comm.uuid, tell_all(comm, told, timeout, journal))
 
     # ---- what members tell each other; with the lock ----
 
@@ -366,6 +394,7 @@ class ElasticShards:
         self._era += 1
 
     def _require_members(self) -> None:
+        require_whole(self._journal, "sync")
         if not self._progress.members:
             members, own = founders(self._comm) or ((0,), 0)
             self._progress.deal(members, [()] * len(members))

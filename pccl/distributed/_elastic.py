@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import weakref
@@ -16,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pccl._errors import PCCLError
+from pccl._journal import Journal
 from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._replicated import Replicated
 from pccl.distributed._sharded import Restored, Sharded
@@ -105,6 +107,7 @@ class Elastic:
         self._known: tuple[UUID, ...] = ()
         self._leaves = False
         self._deals = False
+        self._journal = Journal()
         for one in optimizers if self._data() else ():
             inner = getattr(one, "optimizer", one)  # of a wrapper, such as accelerate's, which takes no hooks
             (inner if isinstance(inner, Optimizer) else one).register_step_post_hook(lambda *_: self._seal())
@@ -122,15 +125,25 @@ class Elastic:
         unless given.
 
         JoinError, at a newcomer only: it was not let in. Left, after `leave`: this process is a member no longer.
+        PCCLTimeoutError: some member has not called it; call it again before the next step. If members were let in, or the state
+        of a sharded model was divided, when this error or Ctrl-C came, the call cannot be repeated: end this process.
         """
         group = group_of_all("Elastic")
         with made_on_cpu():
             return self._sync(group, seconds_of(timeout) or group._timeout)
 
     def _sync(self, group: ProcessGroup, seconds: float) -> bool:
-        looks = self._calls % self._every == 0
         self._wants_to_leave()
-        lost = self._commit_data(group, seconds)
+        with self._journal.call(group.communicator, "sync") as journal:
+            lost = self._commit_data(journal, group, seconds)
+            changed, anew = journal.once(self._sync_members, group, seconds)
+            if anew or lost or not self._deals:
+                self._deal_data(journal, group, seconds, keeps_open=self._sharded is None or not (self._deals and anew))
+        return changed
+
+    def _sync_members(self, group: ProcessGroup, seconds: float) -> tuple[bool, bool]:
+        """Whether the members are others than before, and whether ranks may be."""
+        looks = self._calls % self._every == 0
         if self._sharded is not None:
             changed = anew = self._sharded.sync(group, seconds, looks=looks, leaves=self._wants_to_leave)
         else:
@@ -139,9 +152,7 @@ class Elastic:
             self._known = group.members
         self._calls = 1 if anew else self._calls + 1
         self._steps += 1
-        if anew or lost or not self._deals:
-            self._deal_data(group, seconds, keeps_open=self._sharded is None or not (self._deals and anew))
-        return changed
+        return changed, anew
 
     def leave(self) -> None:
         """Makes the next `sync` of this process the last one: it raises Left, and the others go on without it at the same step.
@@ -224,28 +235,28 @@ class Elastic:
         for one in self._data():
             one.seal()
 
-    def _commit_data(self, group: ProcessGroup, seconds: float) -> bool:
+    def _commit_data(self, journal: Journal, group: ProcessGroup, seconds: float) -> bool:
         """Commits the samples of the steps since the last sync; whether a member was lost. In the first sync nothing."""
         if not self._deals:
             return False
         if not self._training.optimizers:
             self._seal()
-        lost = [one.commit_step(group.communicator, seconds) for one in self._data()]
+        lost = [journal.once(one.commit_step, group.communicator, seconds) for one in self._data()]
         return any(lost)
 
     def _commit(self) -> bool:
         """Commits the samples between two calls of `sync`. Returns whether a member was lost, whose samples others get then."""
         group = group_of_all("Elastic")
-        with made_on_cpu():
-            lost = self._commit_data(group, group._timeout)
+        with made_on_cpu(), self._journal.call(group.communicator, "commit") as journal:
+            lost = self._commit_data(journal, group, group._timeout)
             if lost:
-                self._deal_data(group, group._timeout)
+                self._deal_data(journal, group, group._timeout)
         return lost
 
-    def _deal_data(self, group: ProcessGroup, seconds: float, *, keeps_open: bool = True) -> None:
+    def _deal_data(self, journal: Journal, group: ProcessGroup, seconds: float, *, keeps_open: bool = True) -> None:
         """Deals out the samples that are left among the members who are there now."""
         for one in self._data():
-            one.sync(group.communicator, seconds, keeps_open=keeps_open)
+            journal.once(functools.partial(one.sync, group.communicator, seconds, keeps_open=keeps_open))
         self._deals = True
 
     # ---- checkpoints ----

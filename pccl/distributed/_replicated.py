@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from uuid import UUID
 
 from pccl._communicator import Communicator
 from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError
+from pccl._journal import Journal
 from pccl._names import name_of, peer_label
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._this_run import is_joining, launched, this_run
@@ -58,6 +60,7 @@ class Replicated:
         self._revision = 0
         self._round = 1
         self._group: weakref.ref[ProcessGroup] | None = None
+        self._journal = Journal()
         self.loaded: int | None = None
         """The step of the checkpoint that this process has loaded; None after the first sync."""
 
@@ -68,20 +71,30 @@ class Replicated:
 
         `step` counts the calls of the run. `announce` tells the members that this process leaves, if it does.
         """
-        comm, joins = group.communicator, is_joining()
+        comm = group.communicator
+        with self._journal.call(comm, "sync") as journal:
+            joins, anew = journal.once(self._enter, group, seconds, step)
+            announce(group)
+            looks = looks or joins  # a newcomer looks as those do who let it in
+            pending = looks and journal.once(functools.partial(comm.are_peers_pending, timeout=seconds))
+        while pending:
+            self._admit(group, seconds)
+            anew = True
+            pending = comm.are_peers_pending(timeout=seconds)
+        return anew
+
+    def _enter(self, group: ProcessGroup, seconds: float, step: int) -> tuple[bool, bool]:
+        """Whether this process joins the run, and whether this is its first sync in the group."""
+        joins = is_joining()
         anew = joins or self._is_new(group)
         if joins:
             self._join(group, seconds)
         elif anew:
             self._begin(group, seconds)
         elif self._parity_every and step % self._parity_every == 0:
-            self._check_parity(comm, seconds)
+            self._check_parity(group.communicator, seconds)
         self._group, _current[group] = weakref.ref(group), weakref.ref(self)
-        announce(group)
-        while (looks or joins) and comm.are_peers_pending(timeout=seconds):  # a newcomer looks as those do who let it in
-            self._admit(group, seconds)
-            anew = True
-        return anew
+        return joins, anew
 
     def _is_new(self, group: ProcessGroup) -> bool:
         """Whether this training has yet to begin in the group. RuntimeError: another one that lives has taken its place."""

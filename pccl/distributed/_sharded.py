@@ -16,6 +16,7 @@ import torch
 from pccl._communicator import Communicator, roll
 from pccl._errors import CallAgainError, Left, PeerLostError, StateLostError, TooFewPeersError
 from pccl._holder import HolderError
+from pccl._journal import Journal
 from pccl.distributed._dtensors import ShardedState, local_part
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._inventory import LIVE, Told, settings_of, source_of, told_of, tree_of
@@ -94,6 +95,7 @@ class Sharded:
         self._optimizer_steps = 0
         self._stepped = [0] * len(training.optimizers)  # steps of each optimizer since the last sync
         self._votes = 0  # since the last sync
+        self._journal = Journal()
         self._at_sync = (0, 0)
         self._taken = 0  # the step of the last snapshot
         self._asks_to_leave: Callable[[], bool] = lambda: False
@@ -147,11 +149,14 @@ class Sharded:
         broken = None if self.keeper is None else self.keeper.broken
         if broken is not None:
             raise RuntimeError(f"this process has left the run, since its snapshot failed: {broken}") from broken
-        living, leaving = self._agreed(comm, seconds)
-        if leaving:
-            time.sleep(NOTICE_SECONDS)  # where all of a job get the signal, none divides a state that nobody goes on with
-        same = living == frozenset(self._members) and not leaving
-        if same and not (looks and comm.are_peers_pending(timeout=seconds)):
+        with self._journal.call(comm, "sync") as journal:
+            living, leaving = self._agreed(journal, comm, seconds)
+            if leaving:
+                time.sleep(NOTICE_SECONDS)  # where all of a job get the signal, none divides a state that nobody goes on with
+            same = living == frozenset(self._members) and not leaving
+            if same and looks:
+                same = not journal.once(functools.partial(comm.are_peers_pending, timeout=seconds))
+        if same:
             self._begin_step()
             if self._snapshots is not None and self._progress() - self._taken >= self._snapshots.every:
                 self.snapshot()
@@ -162,10 +167,11 @@ class Sharded:
             raise Left
         return True
 
-    def _agreed(self, comm: Communicator, seconds: float) -> tuple[frozenset[UUID], int]:
+    def _agreed(self, journal: Journal, comm: Communicator, seconds: float) -> tuple[frozenset[UUID], int]:
         """Who lives, and how many leave: the same at all members, whatever each has heard."""
         leaving = torch.tensor([int(self._leaves)], dtype=torch.int64, device="cpu")
-        return roll(comm, leaving, _ROLL, seconds), int(leaving.item())
+        living, leaving = journal.step(lambda values, timeout: roll(comm, values, _ROLL, timeout), leaving, seconds)
+        return living, int(leaving.item())
 
     def _enter(self, group: ProcessGroup, seconds: float) -> None:
         """The first sync of this process: a run begins, goes on after all were started anew, or lets this process in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import operator
 from collections.abc import Mapping, Sequence
@@ -46,16 +47,20 @@ def snapshot(
         step, problem = 0, problem or type(error)(f"step must be a whole number below 2^63, not {step!r}")
     redundancy = vault.snapshots.redundancy
     wanted = redundancy.data << 10 | redundancy.parity
-    sums = torch.tensor([wanted, wanted * wanted], device="cpu")
-    members = _living(comm, timeout, sums)
-    if len(members) * sums[1] != sums[0] * sums[0]:  # by Cauchy and Schwarz equal for equal numbers only
-        text = f"the members give different copies or codes, of which this one's are {vault.snapshots}"
-        raise ValueError(f"snapshot: {text}; pass the same Snapshots on all")
-    job = vault.begin(Contribution(step, tensors, known, b"", members, members.index(comm.uuid), problem))
-    job.copied.wait()
-    if problem is not None:
-        job.ended.wait()
-        raise problem
+    vault.restoring.require_whole("snapshot")
+    with vault.taking.call(comm, "snapshot", f"of step {step}") as journal:
+        numbers = torch.tensor([wanted, wanted * wanted], device="cpu")
+        members, sums = journal.step(functools.partial(_living, comm), numbers, timeout)
+        if len(members) * sums[1] != sums[0] * sums[0]:  # by Cauchy and Schwarz equal for equal numbers only
+            text = f"the members give different copies or codes, of which this one's are {vault.snapshots}"
+            raise ValueError(f"snapshot: {text}; pass the same Snapshots on all")
+        own = members.index(comm.uuid)
+        job = journal.once(lambda: vault.begin(Contribution(step, tensors, known, b"", members, own, problem)))
+        journal.release()  # the others have what they need of this call
+        job.copied.wait()
+        if job.problem is not None:
+            job.ended.wait()
+            raise job.problem
 
 
 def wait(comm: Communicator) -> bool:
@@ -77,12 +82,18 @@ def restore(
     timeout: float | None,
 ) -> Restored | None:
     vault, tensors, known, problem = _given(comm, snapshots, state, shards, part, timeout, written=True)
-    for attempt in range(ATTEMPTS):
+    vault.taking.require_whole("restore")
+    vault.taking.drop_released()  # the training may come to the same step again, and take another snapshot there
+    attempt = 0
+    while attempt < ATTEMPTS:
         try:
             vault.settle(timeout)
-            if attempt:
-                comm.update_topology(timeout=timeout)
-            members = _living(comm, timeout, torch.zeros(2, dtype=torch.int64, device="cpu"))
+            with vault.restoring.call(comm, "restore") as journal:
+                attempt = journal.once(int, attempt)  # that of the call that was cut short
+                if attempt:
+                    journal.once(functools.partial(comm.update_topology, timeout=timeout))
+                numbers = torch.zeros(2, dtype=torch.int64, device="cpu")
+                members, _ = journal.step(functools.partial(_living, comm), numbers, timeout)
             opened = vault.open(members, members.index(comm.uuid), timeout)
             if opened is None:
                 if problem is not None:
@@ -91,10 +102,11 @@ def restore(
             opened.fill(tensors, known, problem)
             return Restored(opened.step, _parts(opened))
         except DamagedError:
-            continue
+            pass
         except (PeerLostError, CallAgainError, TooFewPeersError):
             if attempt == ATTEMPTS - 1:
                 raise
+        attempt += 1
     raise StateLostError(f"the state is lost: {ATTEMPTS} attempts to restore it have failed; see the log")
 
 
@@ -120,8 +132,11 @@ def _given(
         return vault, {}, {}, problem or error
 
 
-def _living(comm: Any, timeout: float | None, numbers: torch.Tensor) -> tuple[UUID, ...]:
-    """The members, in the same order on all of them, whatever each has heard of losses. `numbers` become the sums of theirs."""
+def _living(comm: Any, numbers: torch.Tensor, timeout: float | None) -> tuple[UUID, ...]:
+    """The members, in the same order on all of them, whatever each has heard of losses. `numbers` become the sums of theirs.
+
+    PCCLTimeoutError: call it again with the same tensor.
+    """
     from pccl._communicator import roll
 
     return tuple(sorted(roll(comm, numbers, _TAG, timeout)))

@@ -15,6 +15,7 @@ import torch
 from pccl._calls import Deadline
 from pccl._errors import PCCLError, PCCLTimeoutError, Result, StateLostError
 from pccl._holder import HolderError
+from pccl._journal import Journal
 from pccl.state._snapshots.boxes import (
     Box,
     ShardMap,
@@ -68,6 +69,8 @@ class Vault:
         self.keeper = Keeper(comm, snapshots, f"{name} {topic}", topic=topic, timeout=timeout)
         # A restarted run that restores nothing counts as newer than what its predecessor has left.
         self.keeper.era = 1 + max((piece.era for piece in Stock(self.keeper).held), default=-1)
+        self.taking, self.restoring = Journal(), Journal()
+        """Calls of this process that were cut short."""
         self.damaged: set[int] = set()
         """Ids of snapshots that are not to be restored."""
 

@@ -9,6 +9,7 @@ import time
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import torch
 from snapshot_world import Dead, FakeComm, World, run
 
-from pccl._errors import PCCLTimeoutError
+from pccl import PCCLTimeoutError, PeerLostError, Result, UsageError
 from pccl.state import Snapshots, StateLostError
 from pccl.state._snapshots import tensors
 from pccl.state._snapshots.boxes import own_name
@@ -43,7 +44,7 @@ class Comm(FakeComm):
 
 @pytest.fixture(autouse=True)
 def _members_are_known(monkeypatch):
-    def living(comm: Comm, timeout: float | None, numbers: torch.Tensor) -> tuple[UUID, ...]:
+    def living(comm: Comm, numbers: torch.Tensor, timeout: float | None) -> tuple[UUID, ...]:
         found = tuple(one for one in comm.world.ids if one not in comm.world.dead)
         numbers *= len(found)
         return found
@@ -549,3 +550,67 @@ def test_what_a_member_tells_wrongly_is_the_same_clear_error_on_all_others(monke
         assert str(honest[0]) == str(honest[1])
         names.add(f"member {LIAR}" in str(honest[0]))
     assert True in names
+
+
+@pytest.fixture
+def met(monkeypatch) -> list[int]:
+    """The places of members in the order in which they ask who lives."""
+    found: list[int] = []
+    known = tensors._living
+
+    def living(comm: Comm, numbers: torch.Tensor, timeout: float | None) -> tuple[UUID, ...]:
+        found.append(comm.world.ids.index(comm.own))
+        return known(comm, numbers, timeout)
+
+    monkeypatch.setattr(tensors, "_living", living)
+    return found
+
+
+def test_a_snapshot_that_ctrl_c_cuts_short_before_it_begins_is_repeated(met, monkeypatch):
+    _, comms = begin(2)
+    vault = vault_of(comms[0], CONFIG, tensors._TOPIC)
+    with monkeypatch.context() as patched:
+        patched.setattr(vault, "begin", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            take(comms[0], own_state(0), 3)
+    with pytest.raises(UsageError, match="snapshot of step 3 was cut short"):
+        take(comms[0], own_state(0), 4)
+    take_all(comms, [own_state(0), own_state(1)], 3)
+    assert sorted(met) == [0, 1]
+
+
+def test_a_snapshot_that_ctrl_c_cuts_short_while_it_copies_is_taken_once(met, monkeypatch):
+    _, comms = begin(2)
+    vault = vault_of(comms[0], CONFIG, tensors._TOPIC)
+    begun = vault.begin
+    jobs = []
+    wait = Mock(side_effect=[KeyboardInterrupt, None, None])
+
+    def begin_and_interrupt(given: Contribution) -> Any:
+        jobs.append(begun(given))
+        return SimpleNamespace(copied=Mock(wait=wait), problem=None)
+
+    monkeypatch.setattr(vault, "begin", begin_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        take(comms[0], own_state(0), 3)
+    take_all(comms, [own_state(0), own_state(1)], 3)
+    assert len(jobs) == 1
+    assert sorted(met) == [0, 1]
+    take_all(comms, [own_state(0), own_state(1)], 4)
+    assert len(jobs) == 2
+
+
+def test_a_restore_goes_on_with_the_vote_that_was_cut_short(met, monkeypatch):
+    _, comms = begin(1)
+    vault = vault_of(comms[0], CONFIG, tensors._TOPIC)
+    lost = PeerLostError(Result.RANK_CONNECTION_LOST, "gather")
+    late = PCCLTimeoutError(Result.TIMED_OUT, "update_topology")
+    monkeypatch.setattr(vault, "open", Mock(side_effect=[lost, None]))
+    vote = Mock(side_effect=[late, late, None])
+    monkeypatch.setattr(comms[0], "update_topology", vote)
+    for _ in range(2):
+        with pytest.raises(PCCLTimeoutError):
+            get(comms[0], {})
+        assert met == [0]
+    assert get(comms[0], {}) is None
+    assert (met, vote.call_count) == ([0, 0], 3)
