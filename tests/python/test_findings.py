@@ -376,8 +376,9 @@ def test_any_numbers(count, data):
     """Reports are not proven."""
     run = Run(count)
     numbers = [name for name, value in Run(2).edges[0, 1].items() if name != "reason"]
-    for edge in run.edges.values():
-        edge |= data.draw(st.dictionaries(st.sampled_from(numbers), NUMBERS, max_size=4))
+    changes = st.dictionaries(st.sampled_from(numbers), NUMBERS, max_size=4)
+    for pair, change in data.draw(st.lists(st.tuples(st.sampled_from(sorted(run.edges)), changes), max_size=8)):
+        run.edges[pair] |= change
     numbers = ["silent_seconds", "told_seconds", "recent_seconds", "ops", "op_seconds", "live", "oldest_seconds", "still_seconds"]
     for member in run.members:
         member |= data.draw(st.dictionaries(st.sampled_from(numbers), NUMBERS, max_size=4))
