@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Self, TypeVar
 
-from pccl._calls import INVALID_USAGE
+from pccl._calls import INVALID_USAGE, take
 from pccl._errors import PCCLError, PCCLTimeoutError, error_for
 
 Result = TypeVar("Result")
@@ -53,8 +53,7 @@ class Journal:
         """
         taken: list[bool] = []
         try:
-            taken.extend(map(self._lock.acquire, (False,)))  # by C: no signal comes in between
-            if not taken[0]:
+            if not take(taken, self._lock, 0):
                 raise error_for(INVALID_USAGE, name, "another thread makes the same call; make one at a time")
             self._begin(comm, name, of)
             try:
@@ -65,7 +64,7 @@ class Journal:
                 raise
             self._clear()
         finally:
-            if taken and taken[0]:
+            if taken:
                 self._lock.release()
 
     def _begin(self, comm: Any, name: str, of: str) -> None:

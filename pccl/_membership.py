@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
-from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
+from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, take, whole_number
 from pccl._collectives import CollectiveOp, Tags
 from pccl._enums import Attribute
 from pccl._errors import ArgumentError, ConnectionFailedError, Left, PCCLError, PCCLTimeoutError, Result, error_for, named
@@ -331,12 +331,11 @@ class Membership:
             raise error_for(INVALID_USAGE, name, self._handle.inherited_text)
         taken: list[bool] = []
         try:
-            taken.extend(map((lock or self._exclusive).acquire, (False,)))  # by C: no signal comes in between
-            if not taken[0]:
+            if not take(taken, lock or self._exclusive, 0):
                 raise error_for(INVALID_USAGE, name, f"{other} is running")
             yield
         finally:
-            if taken and taken[0]:
+            if taken:
                 (lock or self._exclusive).release()
 
     def _finish(
