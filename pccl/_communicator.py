@@ -101,14 +101,8 @@ class Communicator(NamedCollectives):
     _synced = 0
     """The revision of the last sync."""
 
-    def close(self) -> None:
-        """Leaves the run and frees everything, in bounded time. Idempotent.
-
-        Calls blocked in other threads end with an error; ops in flight are cancelled, and their tensors are free afterwards.
-        Handles tell which ops had ended well before. Snapshots in the memory of this process are freed; those that a holder
-        keeps stay.
-        """
-        super().close()
+    def _tear_down(self) -> None:
+        super()._tear_down()
         self._spares.clear()
         self._parity = None
         vaults = list(self._vaults.items())

@@ -130,6 +130,7 @@ class Connection(Membership):
         self._peer_group = whole_number("peer_group", peer_group, 32)
         self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
         self._connected = False
+        self._is_closed = False
         self._unfinished = {}
         self._live_ops = set()
         self._pool = RoomPool()
@@ -218,15 +219,15 @@ class Connection(Membership):
             if self._handle.closed:
                 raise error_for(INVALID_USAGE, "pcclConnect", "the communicator is closed")
             fresh = self._create(self._ip)
-            kept, self._vaults = self._vaults, {}  # else `close` would free them
+            kept, self._vaults = self._vaults, {}  # else `_tear_down` would free them
             made, self._made_notices = self._made_notices, []
             try:
-                self.close()
+                self._tear_down()
                 for vault in kept.values():
                     vault.settle()
             finally:  # after Ctrl-C too, `connect` goes on with the fresh one
                 self._vaults, self._made_notices = kept, made
-                self._adopt(fresh, self._ip)
+                self._replace(fresh, self._ip)
                 self._connected = False
         self.connect(n_attempts, timeout=timeout, begin=begin, wait_for_master=wait_for_master, state=state)
 
@@ -234,8 +235,14 @@ class Connection(Membership):
         """Leaves the run and frees everything, in bounded time. Idempotent.
 
         Calls blocked in other threads end with an error; ops in flight are cancelled, and their tensors are free afterwards.
-        Handles tell which ops had ended well before.
+        Handles tell which ops had ended well before. Snapshots in the memory of this process are freed; those that a holder
+        keeps stay.
         """
+        self._is_closed = True  # before the handle is read; `_replace` does both in the other order
+        self._tear_down()
+
+    def _tear_down(self) -> None:
+        """Closes the C communicator in use, and all that belongs to it. `reconnect` replaces it afterwards."""
         for notice in self._made_notices:
             notice._close_unless_given()
         self._end_spans()
@@ -338,6 +345,12 @@ class Connection(Membership):
         self._reaper = Reaper(self._handle, self._unfinished)
         self._tags = Tags()
 
+    def _replace(self, pointer: Any, ip: IP | None) -> None:
+        """Adopts a new C communicator, whose predecessor is closed. Closes it too if `close` was called meanwhile."""
+        self._adopt(pointer, ip)
+        if self._is_closed:
+            self._tear_down()
+
     def _attempt(self, deadline: Deadline, join_only: bool) -> None:
         """One attempt over all addresses. ConnectError: it may be repeated; any other PCCLError: it may not."""
         if self._connected or self._handle.closed or "pcclConnect" in self._unfinished:
@@ -351,13 +364,17 @@ class Connection(Membership):
         for position, ip in enumerate(addresses):
             if ip != self._ip:
                 fresh = self._create(ip)
-                self._handle.close()
-                self._adopt(fresh, ip)
+                try:
+                    self._handle.close()
+                finally:
+                    self._replace(fresh, ip)
             try:
                 self._set_up(join_only)
                 self._connect_once(deadline)
                 return
             except (ConnectError, UsageError) as error:  # UsageError: this one is of another version
+                if self._is_closed:
+                    raise
                 failures.append(error.detail)
                 if position == len(addresses) - 1:
                     error.detail = "; ".join(failures)
@@ -377,8 +394,7 @@ class Connection(Membership):
             failures[0].detail = unknown
             raise failures[0]
         masters = fill_socket_addresses(found[:MASTERS_MAX])
-        with self._handle as pointer:
-            PCCLError.check(_C.pccl_ext_comm_set_masters(pointer, masters, len(masters)), "pcclConnect")
+        call(self._handle, "pccl_ext_comm_set_masters", masters, len(masters), name="pcclConnect")
         self._set_up(join_only)
         try:
             self._connect_once(deadline)

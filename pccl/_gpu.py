@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from pccl._calls import SUCCESS, NativeHandle
+from pccl._calls import INVALID_USAGE, SUCCESS, ClosedError, NativeHandle
 from pccl._enums import DataType
 from pccl._errors import ArgumentError, Result, error_for, last_detail
 from pccl._loader import _C, _ffi
@@ -107,8 +107,11 @@ def hold_stream(handle: NativeHandle, tag: int, stream: Stream | None, default: 
     if stream is None:
         stream = default
     number = int(stream if isinstance(stream, int) else stream.cuda_stream)
-    with handle as comm:
-        op = _ffi.new("pcclAsyncReduceOp_t *", (comm, tag))
-        result = _C.pcclStreamWaitAsyncReduce(op, _ffi.cast("void *", number))
-        if result not in (SUCCESS, Result.INVALID_ARGUMENT.value):  # the latter: there is none
-            raise error_for(result, name, last_detail())
+    try:
+        with handle as comm:
+            op = _ffi.new("pcclAsyncReduceOp_t *", (comm, tag))
+            result = _C.pcclStreamWaitAsyncReduce(op, _ffi.cast("void *", number))
+            if result not in (SUCCESS, Result.INVALID_ARGUMENT.value):  # the latter: there is none
+                raise error_for(result, name, last_detail())
+    except ClosedError as error:
+        raise error_for(INVALID_USAGE, name, str(error)) from None

@@ -253,8 +253,8 @@ class NamedCollectives(Connection):
     belong to the collective until then. Both take the memory of the tensors once more.
     """
 
-    def close(self) -> None:
-        super().close()
+    def _tear_down(self) -> None:
+        super()._tear_down()
         self._cut_short.clear()
 
     # ---- one to all, all to one ----

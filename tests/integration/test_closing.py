@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import ipaddress
 import random
 import signal
 import subprocess
@@ -14,9 +15,10 @@ import weakref
 
 import numpy as np
 import pytest
-from peers import PATIENCE, team
+from peers import PATIENCE, Background, address_of, team, until
 
-from pccl import AsyncReduceHandle, Communicator, PeerLostError, ReduceOp, TooFewPeersError
+from pccl import AsyncReduceHandle, Communicator, MasterNode, PeerLostError, ReduceOp, TooFewPeersError, UsageError
+from pccl._handle import Events
 
 COUNT = 2_000_000
 
@@ -155,6 +157,82 @@ def test_the_input_is_back_when_a_wait_beside_a_close_returns():
                 success = handle.wait(timeout=PATIENCE)[0]
                 assert np.unique(array).tolist() == [11 if success else 10]
     assert False in ended
+
+
+LOOPBACK = [ipaddress.ip_address(host) for host in ("127.0.0.1", "127.0.1.1")]
+"""Two addresses of one master."""
+
+
+def closes(comm: Communicator) -> bool:
+    """Whether a communicator is closed, and stays so."""
+    with pytest.raises(UsageError, match="closed"):
+        comm.reconnect(1)
+    return comm._handle.closed and "closed" in repr(comm)
+
+
+def test_close_ends_a_connect_that_has_another_address_to_try(monkeypatch):
+    with MasterNode("0.0.0.0:0") as master, Communicator(address_of(master)) as first:
+        first.connect()
+        monkeypatch.setattr("pccl._connection.resolve", lambda *_: LOOPBACK)
+        comm = Communicator(f"two.example:{master.port}")
+        joining = Background(comm.connect, 1)
+        until(first.are_peers_pending)
+        comm.close()
+        error = joining.error()
+        assert isinstance(error, UsageError)
+        assert "closed" in error.detail
+        assert closes(comm)
+        first.update_topology(timeout=PATIENCE)
+        assert first.world_size == 1
+
+
+@pytest.mark.parametrize("names", [["one.example"], ["one.example", "two.example"]])
+def test_close_while_connect_looks_the_name_up(monkeypatch, names):
+    with MasterNode("127.0.0.1:0") as master:
+        comm = Communicator(",".join(f"{name}:{master.port}" for name in names))
+
+        def close_and_resolve(*_: object) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+            comm.close()
+            return LOOPBACK[:1]
+
+        monkeypatch.setattr("pccl._connection.resolve", close_and_resolve)
+        with pytest.raises(UsageError, match="closed"):
+            comm.connect(1)
+        assert closes(comm)
+
+
+def test_close_between_the_creation_and_the_use_of_another_address(monkeypatch):
+    with MasterNode("127.0.0.1:0") as master:
+        comm = Communicator(f"one.example:{master.port}")
+        monkeypatch.setattr("pccl._connection.resolve", lambda *_: LOOPBACK[:1])
+        create = comm._create
+
+        def create_and_close(*arguments: object) -> object:
+            made = create(*arguments)
+            comm.close()
+            return made
+
+        monkeypatch.setattr(comm, "_create", create_and_close)
+        with pytest.raises(UsageError, match="closed"):
+            comm.connect(1)
+        assert closes(comm)
+
+
+def test_close_beside_reconnect(monkeypatch):
+    with MasterNode("127.0.0.1:0") as master:
+        comm = Communicator(address_of(master))
+        comm.connect()
+        closed = Events.closed
+
+        def close_again(events: Events) -> None:
+            monkeypatch.setattr(Events, "closed", closed)
+            comm.close()
+            closed(events)
+
+        monkeypatch.setattr(Events, "closed", close_again)
+        with pytest.raises(UsageError, match="closed"):
+            comm.reconnect(1)
+        assert closes(comm)
 
 
 LEAVING = """

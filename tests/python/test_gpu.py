@@ -14,8 +14,9 @@ import pytest
 from gpu_members import build_driver, driver_environment
 
 import pccl
-from pccl import DataType
-from pccl._gpu import array_memory, common_stream, is_gpu_array
+from pccl import DataType, UsageError
+from pccl._calls import NativeHandle
+from pccl._gpu import array_memory, common_stream, hold_stream, is_gpu_array
 from pccl._parts import buffer_of
 from pccl._tensors import reduce_buffers
 
@@ -44,6 +45,13 @@ def test_what_is_one():
     assert is_gpu_array(Array())
     assert not is_gpu_array([1.0])
     assert not is_gpu_array(Array)
+
+
+def test_a_stream_cannot_wait_for_an_op_of_a_closed_communicator():
+    handle = NativeHandle("communicator", object(), lambda _: 0)
+    handle.close()
+    with pytest.raises(UsageError, match="closed"):
+        hold_stream(handle, 0, 7, 0, "wait_stream")
 
 
 def test_memory(known):
