@@ -245,15 +245,17 @@ class Connection(Membership):
         """Closes the C communicator in use, and all that belongs to it. `reconnect` replaces it afterwards."""
         for notice in self._made_notices:
             notice._close_unless_given()
-        self._end_spans()
-        if not self._handle.close():
-            return
+        spans = self._spans
+        if spans is not None:
+            spans.stop()
+        self._handle.close()
         self._events.closed()
         self._reaper.stop()
         self._unfinished.clear()
         for op in list(self._live_ops):
             op.dropped = None  # which holds the op in turn
         self._live_ops.clear()
+        self._end_spans()
 
     def __enter__(self) -> Self:
         return self
@@ -283,10 +285,13 @@ class Connection(Membership):
 
         self._end_spans()
         self._spans = Spans(path)
+        if self._is_closed:  # meanwhile
+            self._end_spans()
 
     def _end_spans(self) -> None:
         spans, self._spans = self._spans, None
         if spans is not None:
+            spans.stop()
             spans.close()
 
     # ---- the state that newcomers copy ----

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from peers import Background, address_of, form
+from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, until
 
 pytest.importorskip("opentelemetry.sdk")
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pccl import Communicator, MasterNode
+from pccl import Communicator, MasterNode, _recording
 from pccl._spans import SWITCHES, is_wanted
 
 
@@ -65,6 +70,122 @@ def test_spans_without_events_are_a_warning():
         with pytest.warns(RuntimeWarning, match="PCCL_EVENTS or events= is off") as caught:
             comm.connect()
         assert caught[0].filename == __file__
+
+
+class Calling(SpanProcessor):
+    """Calls a function for each span that has ended."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._function()
+
+
+def give_spans_to(monkeypatch: pytest.MonkeyPatch, function: Callable[[], object]) -> InMemorySpanExporter:
+    """Makes spans go to a processor that calls `function`, and then to the exporter that is returned."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(Calling(function))
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    return exporter
+
+
+def test_a_span_processor_that_raises(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """The peer is closed, and the spans that follow are made."""
+    calls: list[None] = []
+
+    def fail() -> None:
+        calls.append(None)
+        if len(calls) <= 2:
+            raise OSError("disk full")
+
+    exporter = give_spans_to(monkeypatch, fail)
+    with MasterNode("127.0.0.1:0") as master:
+        comm = Communicator(address_of(master), spans=True)
+        comm.connect()
+        comm.report(step=1)
+        comm.report(step=2)
+        with caplog.at_level(logging.WARNING, "pccl"):
+            comm.close()
+        assert comm._handle._destroyed
+    assert len(exporter.get_finished_spans()) == len(calls) - 2 > 0
+    assert [record.getMessage() for record in caplog.records if record.message.startswith("spans")] == [
+        "spans: a span could not be made: OSError: disk full"
+    ]
+
+
+def test_a_span_processor_that_blocks(monkeypatch: pytest.MonkeyPatch):
+    """The peer leaves the run, and the spans are made when the processor goes on."""
+    monkeypatch.setattr("pccl._spans.JOIN_SECONDS", 0.05)
+    goes_on = threading.Event()
+    exporter = give_spans_to(monkeypatch, goes_on.wait)
+    with MasterNode("127.0.0.1:0") as master:
+        comm = Communicator(address_of(master), spans=True)
+        comm.connect()
+        try:
+            Background(comm.close).result(10)
+            assert comm._handle._destroyed
+            assert not exporter.get_finished_spans()
+        finally:
+            goes_on.set()
+        until(lambda: "pccl.connect" in {span.name for span in exporter.get_finished_spans()})
+
+
+def test_a_communicator_that_is_collected_in_the_thread_of_its_spans(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pccl._spans.PAUSE_SECONDS", 0.01)
+    exporter = give_spans_to(monkeypatch, lambda: None)
+    kept: list[Communicator] = []
+    take = _recording.take
+
+    def drop_and_take(path: str) -> _recording.Taken:
+        if threading.current_thread().name == "pccl:spans":
+            kept.clear()
+        return take(path)
+
+    with MasterNode("127.0.0.1:0") as master:
+        kept.append(Communicator(address_of(master), spans=True))
+        kept[0].connect()
+        native = kept[0]._handle
+        monkeypatch.setattr(_recording, "take", drop_and_take)
+        until(lambda: native._destroyed)
+        until(lambda: "pccl.connect" in {span.name for span in exporter.get_finished_spans()})
+
+
+IN_A_LOOK = """
+import os, signal, sys, threading, types
+import pccl
+from pccl import _recording, _spans
+
+def stay(path):
+    looks.set()
+    threading.Event().wait()
+
+looks = threading.Event()
+_spans.PAUSE_SECONDS = 0.01
+with pccl.MasterNode("127.0.0.1:0") as master:
+    comm = pccl.Communicator(f"127.0.0.1:{master.port}", spans=True)
+    comm.connect()
+    # With globals of its own: its frame, which stays to the end, would keep those of this module, and with them the communicator.
+    stays = types.FunctionType(stay.__code__, {"looks": looks, "threading": threading})
+    take, _recording.take = _recording.take, stays
+    looks.wait()
+    if sys.argv[1] == "fork":
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            _recording.take = take
+            comm.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, "close() hangs in the child"
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "fork"])
+def test_a_look_that_never_ends(end: str):
+    """Since the thread has ended with the interpreter, or is not there after a fork."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", IN_A_LOOK, end], timeout=PATIENCE, check=True, env=ENVIRONMENT)
 
 
 @pytest.mark.parametrize(
