@@ -53,8 +53,13 @@ def attach() -> None:
     for level, name in ((TRACE, "TRACE"), (NOTICE, "NOTICE")):
         if logging.getLevelName(level) == f"Level {level}":
             logging.addLevelName(level, name)
+    try:
+        threading.Thread(target=_forward, args=(event,), name="pccl:log", daemon=True).start()
+    except RuntimeError:  # the system refuses the thread; the next call tries again
+        _detach()
+        _process = 0
+        return
     _C.pccl_ext_log_prefer(_level_of_core(logging.getLogger("pccl").getEffectiveLevel()))
-    threading.Thread(target=_forward, args=(event,), name="pccl:log", daemon=True).start()
     atexit.register(_detach)
 
 

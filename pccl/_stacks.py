@@ -7,6 +7,7 @@ the program, and reads no file.
 from __future__ import annotations
 
 import contextlib
+import queue
 import sys
 import threading
 from types import FrameType
@@ -51,31 +52,31 @@ class Watch:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._ended = threading.Event()
+        # Not an Event, whose lock a finished thread may leave taken, and which the garbage collector may find taken.
+        self._ends: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def start(self, handle: NativeHandle) -> None:
         """Begins, unless it has."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=_answer, args=(handle, self._ended), name="pccl:stacks", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:  # there are as many threads as there may be
-                self._thread = None
-                raise
+        if self._thread is None or self._thread.ident is None:  # or the system has refused the thread
+            self._thread = threading.Thread(target=_answer, args=(handle, self._ends), name="pccl:stacks", daemon=True)
+            self._thread.start()
 
     def join(self) -> None:
         """Ends it. The communicator has been stopped, and is not freed yet."""
-        self._ended.set()
-        if self._thread is not None and self._thread is not threading.current_thread() and not sys.is_finalizing():
-            with contextlib.suppress(RuntimeError):  # a signal kept it from beginning; it ends at once if it still begins
-                self._thread.join(JOIN_SECONDS)
+        self._ends.put(None)
+        thread = self._thread
+        # A thread that is not alive yet finds the end before it waits in C.
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread() and not sys.is_finalizing():
+            thread.join(JOIN_SECONDS)
 
 
-def _answer(handle: NativeHandle, ended: threading.Event) -> None:
+def _answer(handle: NativeHandle, ends: queue.SimpleQueue[None]) -> None:
     # C sends the thread out of this wait when the communicator is stopped. It is no user of the handle, for which `close` waits:
     # whoever stops joins it before the communicator is freed.
-    while not ended.is_set() and _C.pccl_ext_comm_await_stacks(handle.pointer):
+    while ends.empty() and _C.pccl_ext_comm_await_stacks(handle.pointer):
         text: Any = stacks()
         with contextlib.suppress(ClosedError), handle as pointer:
             _C.pccl_ext_comm_tell_stacks(pointer, text, len(text))
-        ended.wait(PAUSE_SECONDS)
+        with contextlib.suppress(queue.Empty):
+            ends.get(timeout=PAUSE_SECONDS)
+            return

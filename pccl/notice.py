@@ -127,14 +127,18 @@ class Notice:
         self._pid = os.getpid()
         # A handler of signals does no more than wake a thread. A put never blocks, even in a put.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
-        if signals:
-            for number in signals:
-                _hearing.append((_installed(number), self))
-            threading.Thread(target=self._watch_signals, name="pccl:notice", daemon=True).start()
-        if file is not None:
-            threading.Thread(target=self._look, args=(os.fsdecode(file),), name="pccl:notice-file", daemon=True).start()
-        if poll is not None:
-            threading.Thread(target=self._ask, args=(poll,), name="pccl:notice-poll", daemon=True).start()
+        try:
+            if signals:
+                for number in signals:
+                    _hearing.append((_installed(number), self))
+                threading.Thread(target=self._watch_signals, name="pccl:notice", daemon=True).start()
+            if file is not None:
+                threading.Thread(target=self._look, args=(os.fsdecode(file),), name="pccl:notice-file", daemon=True).start()
+            if poll is not None:
+                threading.Thread(target=self._ask, args=(poll,), name="pccl:notice-poll", daemon=True).start()
+        except BaseException:  # such as a thread that the system refuses; nobody could close the notice
+            self.close()
+            raise
 
     @property
     def given(self) -> bool:

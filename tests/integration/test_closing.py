@@ -235,6 +235,28 @@ def test_close_beside_reconnect(monkeypatch):
         assert closes(comm)
 
 
+@pytest.mark.parametrize("method", ["connect", "close"])
+def test_a_thread_that_the_system_refuses_to_connect(monkeypatch, method):
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "pccl:stacks":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with MasterNode("127.0.0.1:0") as master:
+        comm = Communicator(address_of(master))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start"):
+                comm.connect(1)
+        if method == "connect":
+            comm.connect(1)
+            assert "pccl:stacks" in {thread.name for thread in threading.enumerate()}
+        comm.close()
+        assert comm._handle._destroyed
+
+
 LEAVING = """
 import threading
 import numpy as np

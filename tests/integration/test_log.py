@@ -130,6 +130,15 @@ RUN = """
         handler.setFormatter(logging.Formatter("%(levelname)s|%(name)s|%(message)s"))
         logging.getLogger("pccl").addHandler(handler)
         logging.getLogger("pccl").setLevel(25)
+    elif configure == "refused":  # the thread that hands the lines over
+        import threading
+        start = threading.Thread.start
+        def refuse(thread):
+            if thread.name == "pccl:log":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+        threading.Thread.start = refuse
+        logging.basicConfig(stream=sys.stdout)
     elif configure == "null":
         logging.getLogger("pccl").addHandler(logging.NullHandler())
     with pccl.MasterNode("127.0.0.1:0") as master, pccl.Communicator(f"127.0.0.1:{master.port}") as comm:
@@ -168,8 +177,8 @@ def test_the_level_of_logging_and_of_the_environment_hold():
 
 
 @pytest.mark.timeout(DEADLINE)
-@pytest.mark.parametrize("configure", ["none", "null"])
-def test_lines_go_to_standard_error_without_a_handler(configure):
+@pytest.mark.parametrize("configure", ["none", "null", "refused"])
+def test_lines_go_to_standard_error_without_a_handler_or_a_thread(configure):
     out, err = run(configure)
     assert out == ""
     assert len(re.findall(r"pccl NOTICE \[\d+\] master: admitted peer", err)) == 1

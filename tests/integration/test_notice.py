@@ -334,6 +334,25 @@ def test_closed_notices_leave_nothing():
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+@pytest.mark.parametrize("source", ["notice", "notice-file", "notice-poll"])
+def test_a_thread_that_the_system_refuses_leaves_nothing(monkeypatch, source):
+    threads, handler = set(threading.enumerate()), signal.getsignal(signal.SIGUSR1)
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == f"pccl:{source}":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        Notice(signal.SIGUSR1, file="/nowhere/go", poll=lambda: None, every=0.001)
+    assert signal.getsignal(signal.SIGUSR1) is handler
+    for one in set(threading.enumerate()) - threads:
+        one.join(PATIENCE)
+        assert not one.is_alive()
+
+
 def end_of_fork(act: Callable[[], object], sends: signal.Signals | None = None) -> int:
     """The exit code of a forked process that acts, 1 if that raises; then it gets the signal, or ends with 0."""
     told, tells = os.pipe()

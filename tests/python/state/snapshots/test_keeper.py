@@ -21,7 +21,7 @@ from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Sum
 from pccl.state._snapshots.keeper import Keeper, piece_info
 from pccl.state._snapshots.placement import Redundancy
-from pccl.state._snapshots.restore import DamagedError, Held, StateLostError, carry_out, choose, plan, verify
+from pccl.state._snapshots.restore import DamagedError, Held, Plan, StateLostError, _exchange, carry_out, choose, plan, verify
 from pccl.state._snapshots.snapshot import Contribution, Layout, PieceName, SnapshotError
 from pccl.state._snapshots.talk import Talk
 
@@ -164,6 +164,23 @@ def test_a_death_at_any_message_loses_nothing_complete(members, config):
             world = training(members, config, 3, {victim: launch})
             assert world.dead == {world.ids[victim]}
             check_restored(world)
+
+
+def test_a_thread_that_the_system_refuses_to_a_restore_leaves_nobody_waiting(monkeypatch):
+    class FakeTalk:
+        own, abandoned = 0, False
+
+        def abandon(self) -> None:
+            self.abandoned = True
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    talk: Any = FakeTalk()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        _exchange(Plan([], [], []), talk, lambda name: torch.empty(0))
+    assert talk.abandoned
 
 
 def test_two_deaths_at_any_two_messages_are_survived_by_two_copies():
