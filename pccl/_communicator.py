@@ -148,8 +148,9 @@ class Communicator(NamedCollectives):
             arguments = (shared_state.to_c(), strategy.value, shared_state._read_only())
             watch = watcher(self._handle, progress)
             done = self._finish(name, "pccl_begin_sync", *arguments, deadline=deadline, key=key, keep=keep, watch=watch)
-            for other in [other for other in self._unfinished if isinstance(other, tuple) and other[0] == name and other != key]:
-                del self._unfinished[other]  # whose round this call has taken up
+            for other in list(self._unfinished):
+                if isinstance(other, tuple) and other[0] == name and other != key:
+                    self._unfinished.pop(other, None)  # whose round this call has taken up
             moved = sync_info(sync_report(self._handle))
             shared_state.revision = self._synced = done.c.value
             if done.c.info.rx_bytes > 0:
@@ -563,10 +564,13 @@ class Communicator(NamedCollectives):
 
     def _retire(self, op: Op) -> None:
         """As `_forget`, of a plain op that has succeeded: it is kept for the next one."""
-        if self._unfinished.get(op.tag) is op:
-            del self._unfinished[op.tag]
-            if not self._spares[SPARES_MAX - 1 :]:
-                self._spares[:0] = (op,)  # not `append`, as whose result a signal could come
+        try:
+            if self._unfinished.get(op.tag) is op:
+                del self._unfinished[op.tag]
+                if not self._spares[SPARES_MAX - 1 :]:
+                    self._spares[:0] = (op,)  # not `append`, as whose result a signal could come
+        except KeyError:  # another thread has closed the communicator just now
+            pass
 
 
 def _snapshots() -> Any:

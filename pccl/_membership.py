@@ -392,8 +392,11 @@ class Membership:
 
     def _forget(self, key: object, ticket: Ticket) -> None:
         """Until here a call that is repeated after a signal gives the result that there is, and makes no second vote."""
-        if self._unfinished.get(key) is ticket:  # else another thread has closed the communicator, or has the tag
-            del self._unfinished[key]  # not `pop`, as whose result a signal could come
+        try:
+            if self._unfinished.get(key) is ticket:  # else another thread has closed the communicator, or has the tag
+                del self._unfinished[key]  # not `pop`, as whose result a signal could come
+        except KeyError:  # closed just now
+            pass
 
     def _pending_text(self) -> str:
         """Which ops have not been awaited, and how to."""

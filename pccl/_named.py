@@ -547,7 +547,7 @@ class NamedCollectives(Connection):
         pairs = [(sender, group.members[group.rank]) for sender in group.members]
         pause = POLL_SECONDS
         while True:
-            begun = {key[1] for key in self._cut_short if key[0] is Collective.SEND and key[2] == tag}
+            begun = {key[1] for key in list(self._cut_short) if key[0] is Collective.SEND and key[2] == tag}
             for rank, pair in enumerate(pairs):
                 number = self._tags.next["send", pair, tag]
                 if rank != group.rank and (pair in begun or self.posted(Tags.of("send", pair, tag, number), pair[0])):
@@ -612,9 +612,10 @@ class NamedCollectives(Connection):
             require_kind("group", group, Group)
             return group
         members = self._snapshot
-        if self._everyone is None or self._everyone.members != members:
-            self._everyone = Everyone(self._handle, members)
-        return self._everyone
+        everyone = self._everyone
+        if everyone is None or everyone.members != members:
+            everyone = self._everyone = Everyone(self._handle, members)
+        return everyone
 
     def _launch(self, call: Call) -> CollectiveHandle:
         """Launches a call on private memory: the program may use its tensors until the end."""
@@ -643,8 +644,11 @@ class NamedCollectives(Connection):
         except PCCLError:
             self._cut_short.pop(key, None)
             raise
-        if self._cut_short.get(key) is handle:
-            del self._cut_short[key]  # the last: until here a repeated call gives the result that there is
+        try:
+            if self._cut_short.get(key) is handle:
+                del self._cut_short[key]  # the last: until here a repeated call gives the result that there is
+        except KeyError:  # another thread has closed the communicator just now
+            pass
         return info
 
 

@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
-from peers import PATIENCE, Background, address_of, team, until
+from peers import PATIENCE, Background, address_of, on_all, team, until
 
 from pccl import AsyncReduceHandle, Communicator, MasterNode, PeerLostError, ReduceOp, TooFewPeersError, UsageError
 from pccl._handle import Events
@@ -255,6 +256,31 @@ def test_a_thread_that_the_system_refuses_to_connect(monkeypatch, method):
             assert "pccl:stacks" in {thread.name for thread in threading.enumerate()}
         comm.close()
         assert comm._handle._destroyed
+
+
+class Emptied(dict[Any, Any]):
+    """A dict that another thread empties as soon as a key was found in it, as `close` does."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        found = super().get(key, default)
+        if found is not default:
+            self.clear()
+        return found
+
+
+def test_a_call_that_has_ended_gives_its_result_beside_a_close():
+    with team([0, 0]) as comms:
+        comms[0]._unfinished = Emptied()
+        comms[0]._cut_short = Emptied()
+        on_all(comms, lambda comm, _: comm.update_topology(timeout=PATIENCE))
+        arrays = [np.ones(4, np.float32) for _ in comms]
+        infos = on_all(comms, lambda comm, rank: comm.all_reduce(arrays[rank], timeout=PATIENCE))
+        infos += on_all(comms, lambda comm, rank: comm.all_reduce(arrays[rank]))
+        infos += on_all(comms, lambda comm, _: comm.barrier(timeout=PATIENCE))
+        assert [info.world_size for info in infos] == [2] * 6
+        assert (arrays[0] == 4).all()
+        assert not comms[0]._unfinished
+        assert not comms[0]._cut_short
 
 
 LEAVING = """

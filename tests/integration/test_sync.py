@@ -17,6 +17,22 @@ import pccl
 from pccl import Communicator, MasterNode, PCCLError, Result, SharedState, SharedStateSyncStrategy, TensorInfo
 
 
+def test_a_sync_beside_another_call_that_begins():
+    class Name:
+        """Equals no name, and lets another thread begin a call when it is compared."""
+
+        def __eq__(self, other: object) -> bool:
+            comm._unfinished[object()] = call
+            return False
+
+        __hash__ = object.__hash__
+
+    with team([0]) as (comm,):
+        call: Any = None
+        comm._unfinished[(Name(),)] = call
+        assert Held(filled(1, 10)).sync(comm).rx_bytes == 0
+
+
 def test_14_a_late_joiner_receives_contents_and_revision():
     with MasterNode("127.0.0.1:0") as master, contextlib.ExitStack() as stack:
         comms: list[Communicator] = []

@@ -246,6 +246,20 @@ def test_an_error_tells_ranks_of_the_group_that_was_given(comm):
         assert caught.value.ranks == (2,)
 
 
+def test_a_receive_from_any_beside_another_call_that_begins(comm):
+    class Tag:
+        """Equals no tag, and lets another thread begin a call when it is compared."""
+
+        def __eq__(self, other: object) -> bool:
+            comm._cut_short[(Collective.BARRIER, object())] = None
+            return False
+
+        __hash__ = object.__hash__
+
+    comm._cut_short[(Collective.SEND, (), Tag())] = None
+    assert comm.recv(ones(1), group=GROUP) == 2
+
+
 def test_a_receive_from_any_source(comm):
     assert comm.recv(ones(1), group=GROUP) == 2
     comm.posted = lambda tag, member: False
