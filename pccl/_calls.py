@@ -172,33 +172,36 @@ class NativeHandle:
     def __exit__(self, *_: object) -> None:
         self._users.pop()
 
-    def close(self) -> bool:
+    @property
+    def closes_below(self) -> bool:
+        """Whether this thread is in `close` already: a signal handler or the garbage collector runs inside of that."""
+        return bool(self._destroying._is_owned())
+
+    def close(self) -> None:
         """Frees the object, once; whoever calls it meanwhile, or after a signal has cut it short, waits for that too.
 
-        False: it is not free yet, since a signal handler, or the garbage collector, calls it inside a `close` of the same thread,
-        which goes on afterwards. A forked child only forgets the object, which belongs to the parent.
+        Inside a `close` of the same thread it does nothing, since that goes on afterwards. A forked child only forgets the
+        object, which belongs to the parent.
         """
         self._closed = True
-        if self.inherited:
-            return True
+        if self.inherited or self.closes_below:
+            return
         # Bounded: a signal between the two halves of a `with` may leave a user behind that is none, and a daemon thread
         # never returns once the interpreter is going down. A caller that is still inside C is sent out by destroy.
         limit = Deadline(0 if sys.is_finalizing() else DRAIN_SECONDS)
         while self._users and not self._destroyed and not limit.passed():
             time.sleep(DRAIN_STEP_SECONDS)
-        if not self._destroying._is_owned():
-            with self._destroying:
-                if not self._destroyed:
-                    if self._stop is not None:
-                        self._stop(self.pointer)
-                    self._destroyed.extend(map(self._destroy, (self.pointer,)))  # by C: no signal comes in between
-        return bool(self._destroyed)
+        with self._destroying:
+            if not self._destroyed:
+                if self._stop is not None:
+                    self._stop(self.pointer)
+                self._destroyed.extend(map(self._destroy, (self.pointer,)))  # by C: no signal comes in between
 
     def await_closed(self, deadline: Deadline) -> bool:
         """Waits for the end of a `close` that has begun. False: the deadline has passed first, or it is called inside that."""
         if deadline.remaining() is None:
             self.close()  # whoever began it may have been cut short by a signal
-        while not self._destroyed and not deadline.passed() and not self._destroying._is_owned():
+        while not self._destroyed and not deadline.passed() and not self.closes_below:
             time.sleep(DRAIN_STEP_SECONDS)
         return bool(self._destroyed)
 

@@ -239,7 +239,8 @@ class Connection(Membership):
         keeps stay.
         """
         self._is_closed = True  # before the handle is read; `_replace` does both in the other order
-        self._tear_down()
+        if not self._handle.closes_below:  # else C uses what would be freed here
+            self._tear_down()
 
     def _tear_down(self) -> None:
         """Closes the C communicator in use, and all that belongs to it. `reconnect` replaces it afterwards."""
