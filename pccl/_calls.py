@@ -94,7 +94,7 @@ def milliseconds(name: str, seconds: float, least: float, most: float) -> int:
     return round(seconds * 1000)
 
 
-def take(taken: list[bool], lock: threading.Lock, seconds: float = -1) -> bool:
+def take(taken: list[bool], lock: Any, seconds: float = -1) -> bool:
     """Takes a lock within `seconds` (-1: no bound). Returns whether it has; then `taken` is not empty.
 
     The caller begins a `try` first, and releases the lock in its `finally` if `taken` is not empty. C does both here: a signal
@@ -246,7 +246,7 @@ class Ticket:
         try:
             with handle as pointer:
                 if pointer not in self._arguments:
-                    return self._ended(INVALID_USAGE, f"the {handle.noun} was replaced meanwhile; repeat the call")
+                    return self._ended(INVALID_USAGE, f"reconnect() has replaced the {handle.noun} meanwhile; repeat the call")
                 self._home = handle
                 result: int = self._begin(*self._arguments, self.c)
                 return self._ended(result, last_detail()) if result != SUCCESS else result

@@ -303,10 +303,13 @@ class Communicator(NamedCollectives):
                 result = op.wait(self._handle, deadline)
             finally:
                 op.left_alone = False
+            if result == TIMED_OUT:
+                text = f"the operation with tag {op.tag} is still in flight; it is cancelled later"
+                raise PCCLTimeoutError(Result.TIMED_OUT, "pcclCancel", text)
             if result not in (SUCCESS, Result.CANCELLED.value):
                 op.check()
         self._forget(op.tag, op)
-        return result != SUCCESS
+        return bool(result == Result.CANCELLED.value)
 
     def _cancel_named(self, key: tuple[Any, ...], handle: CollectiveHandle, deadline: Deadline) -> bool:
         cancelled = handle.cancel(deadline.remaining())

@@ -43,8 +43,7 @@ class Handle(Generic[Info]):
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._one_waiter = threading.Lock()  # held by the thread that looks for the end
-        self._waiter = 0  # which thread that is
+        self._one_waiter: Any = threading.RLock()  # held by the thread that looks for the end
         self._missed = False  # whether a thread found `_one_waiter` taken since it was last released
         self._info: Info | None = None
         self._error: PCCLError | None = None
@@ -145,9 +144,9 @@ class Handle(Generic[Info]):
         if self._events.inherited:  # a thread of the parent process may have held the lock
             self._find_end(deadline)
             return
-        if self._waiter == threading.get_ident():
+        if self._one_waiter._is_owned():
             self._missed = True
-            text = "this thread is waiting for this operation, below a signal handler; wait once that has returned"
+            text = "this thread is waiting for this operation, below a signal handler; call wait again after the handler"
             raise PCCLTimeoutError(Result.TIMED_OUT, "wait", text)
         left = deadline.remaining()
         taken: list[bool] = []
@@ -158,12 +157,10 @@ class Handle(Generic[Info]):
             if not taken:
                 text = "another thread is waiting for this operation; call wait again"
                 raise PCCLTimeoutError(Result.TIMED_OUT, "wait", text)
-            self._waiter = threading.get_ident()
             if not self._ended:
                 self._find_end(deadline)
         finally:
             if taken:
-                self._waiter = 0
                 try:
                     self._one_waiter.release()
                 finally:  # as the last calls, both of C: a signal comes after them
@@ -324,7 +321,7 @@ class Events:
             raise
 
     def _tell(self, handle: Handle[Any]) -> None:
-        """Tells whoever waits for a handle that has ended. What a signal cuts short can be repeated: until then it is watched."""
+        """Tells whoever waits for a handle that has ended, which is watched until all are told: a signal may cut this short."""
         with self._lock:
             if handle._callbacks:
                 self._ready.put((handle, handle._callbacks))  # before the thread can see that nothing is left to do
@@ -334,7 +331,8 @@ class Events:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 future.get_loop().call_soon_threadsafe(_set, future)
         with self._lock:
-            self._watched.discard(handle)
+            if not handle._callbacks:  # else another thread has added one meanwhile, and wakes a watcher
+                self._watched.discard(handle)
         if self._native.closed or not self._ready.empty():
             os.eventfd_write(self._thread_fd, 1)
 

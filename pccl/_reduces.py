@@ -107,7 +107,7 @@ class Op(OpTicket):
         self.stream = buffers.stream  # that it was launched after
         self._residuals = None if residual is None else residual.pair  # which keeps them
         self.arguments = arguments
-        self._one_waiter = threading.Lock()  # the tensors are let go by one thread, once C touches them no more
+        self._one_waiter = threading.Lock()  # one thread releases the tensors, once C uses them no more
         self.lost = ""  # why the result is not in the program's tensor
 
     @property

@@ -77,7 +77,7 @@ ENDED = Ended()
 
 
 class Once:
-    """Writes the result of a call, once. If a signal cuts that short, the tensors are undefined, and every later wait raises."""
+    """Writes the result of a call, once. If that is cut short, the tensors are undefined, and every later wait raises."""
 
     def __init__(self, name: str, write: Callable[..., None]) -> None:
         self._name = name
@@ -88,7 +88,7 @@ class Once:
     def __call__(self, *arguments: object) -> None:
         if self._write is not None and not self._over:
             if self._begun:
-                text = "a signal cut short the wait while the result was written; the tensors of the result are undefined"
+                text = "the wait was cut short while the result was written; the tensors of the result are undefined"
                 raise CollectiveError(Result.CANCELLED, self._name, text)
             self._begun = True
             # By C: no signal comes between the end of it and the note of that.

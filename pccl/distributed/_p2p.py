@@ -103,7 +103,7 @@ class Messages:
         self.begin()
 
     def exclusive(self) -> threading.RLock:
-        """To hold while one looks for a message and receives it."""
+        """A lock that a caller holds while it looks for a message and receives it."""
         return self._lock
 
     def begin(self) -> None:

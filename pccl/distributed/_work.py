@@ -214,7 +214,7 @@ class Work(dist.Work):
         self._settle(future, error)
 
     def _settle(self, future: Future, error: Exception | None) -> None:
-        """Completes a future, unless it is complete, or a thread is at it. What a signal cuts short may be repeated."""
+        """Completes a future, unless it is complete, or a thread is at it. Call it again if a signal has cut it short."""
         own = (threading.get_ident(),)
         try:
             if self._settling.setdefault(future, own) is own and not future.done():
@@ -326,7 +326,7 @@ class Completer:
         if work.is_completed():
             # Without a wait: the garbage collector may drop it in any thread, the one that closes the communicator too.
             with contextlib.suppress(CollectiveTimeoutError), _heard_apart(work):
-                work.complete(0.0)
+                work.complete(_LEAST_SECONDS)
         if not work._ended:  # not by this thread: a callback may have dropped it; without a thread the communicator is closed
             self._completes(work, Future(work.origin, work.devices()))
 

@@ -440,6 +440,13 @@ def test_a_peer_killed_while_its_operations_are_awaited(loop):
         run(loop, main)
 
 
+def is_waited_for(handle: pccl.Handle[Any]) -> bool:
+    """Whether another thread is inside a wait."""
+    if free := handle._one_waiter.acquire(blocking=False):
+        handle._one_waiter.release()
+    return not free
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "broadcast"])
 def test_a_signal_handler_may_cancel_what_its_thread_waits_for(pair, kind):
     handle = KINDS[kind](pair[0], 3)
@@ -448,12 +455,20 @@ def test_a_signal_handler_may_cancel_what_its_thread_waits_for(pair, kind):
         with pytest.raises(pccl.PCCLTimeoutError, match="below a signal handler"):
             handle.cancel()
 
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        while not is_waited_for(handle):
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGALRM)
+
     previous = signal.signal(signal.SIGALRM, cancel)
+    interrupter = threading.Thread(target=interrupt, daemon=True)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        interrupter.start()
         assert isinstance(handle.exception(PATIENCE), pccl.OperationCancelledError)
+        interrupter.join(PATIENCE)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
     assert isinstance(KINDS[kind](pair[1], 3).exception(PATIENCE), pccl.OperationCancelledError)
 
@@ -463,7 +478,7 @@ def test_a_forked_child_is_told_so_though_a_thread_of_its_parent_waits(pair, kin
     handle = KINDS[kind](pair[0], 3)
     waiter = threading.Thread(target=handle.exception)
     waiter.start()
-    while not handle._one_waiter.locked():
+    while not is_waited_for(handle):
         time.sleep(0.001)
     child = os.fork()
     if child == 0:

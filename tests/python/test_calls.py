@@ -197,7 +197,7 @@ def test_a_call_begins_on_no_other_object_than_its_own(monkeypatch, handle):
     ticket, library = make_ticket(monkeypatch, lambda: SUCCESS)
     other = NativeHandle("thing", 3, lambda _: 0)
     ticket.proceed(other)
-    with pytest.raises(pccl.UsageError, match="the thing was replaced meanwhile; repeat the call"):
+    with pytest.raises(pccl.UsageError, match="has replaced the thing meanwhile; repeat the call"):
         ticket.check()
     assert library.begun == 0
 
@@ -247,7 +247,7 @@ def test_closing_waits_for_calls_in_other_threads():
 
 
 def test_closing_inside_closing_frees_once():
-    """As by a signal thingr, or by the garbage collector, on the thread that closes: what it closes is in use below it."""
+    """As by a signal handler, or by the garbage collector, on the thread that closes: what it closes is in use below it."""
     ends: list[Any] = []
 
     def stop(pointer: object) -> None:

@@ -81,6 +81,9 @@ class Interrupted:
     def release(self) -> None:
         self._lock.release()
 
+    def _is_owned(self) -> bool:
+        return False
+
 
 @pytest.mark.parametrize(
     ("taken", "released"),
@@ -168,21 +171,32 @@ def interrupt() -> None:
 def test_a_callback_runs_though_the_communicator_is_closed_while_it_is_told(events):
     ran = threading.Event()
     handle = Simple(events)
-    told = threading.Lock()
+    thread = events._thread = threading.Thread(target=events._run, daemon=True)
 
     def close() -> None:
         cast(Any, events._native).closed = True
         events.closed()
-        if events._thread is not None:
-            events._thread.join(0.5)  # it ends here, if it sees nothing left to do
+        thread.join(0.5)  # it ends here, if it sees nothing left to do
 
-    with told:
-        handle._callbacks.append(lambda _: ran.set())
-        handle._futures.append(cast(Any, FakeFuture(FakeLoop(close))))
-        events._watched.add(handle)
-        events._thread = threading.Thread(target=events._run, daemon=True)
-        events._look()
-        events._thread.start()
+    handle._callbacks.append(lambda _: ran.set())
+    handle._futures.append(cast(Any, FakeFuture(FakeLoop(close))))
+    thread.start()
+    events._watched.add(handle)
+    events._tell(handle)
+    assert ran.wait(PATIENCE)
+
+
+def test_a_callback_that_is_added_while_others_are_told_runs(events):
+    """Another thread has found the lock of the handle taken, and watches it again."""
+    ran = threading.Event()
+    handle = Simple(events)
+
+    def add() -> None:
+        assert events.add_callback(handle, lambda _: ran.set())
+
+    handle._futures.append(cast(Any, FakeFuture(FakeLoop(add))))
+    events._watched.add(handle)
+    events._tell(handle)
     assert ran.wait(PATIENCE)
 
 

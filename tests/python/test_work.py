@@ -16,7 +16,7 @@ from pccl import Result  # noqa: E402
 from pccl.distributed import CollectiveError, CollectiveTimeoutError  # noqa: E402
 from pccl.distributed._calls import ENDED, Once, finished  # noqa: E402
 from pccl.distributed._tensors import POOLED_LEAST, _Pool  # noqa: E402
-from pccl.distributed._work import Completer, Future, Work  # noqa: E402
+from pccl.distributed._work import _LEAST_SECONDS, Completer, Future, Work  # noqa: E402
 
 
 class FakeCall:
@@ -174,7 +174,8 @@ def test_what_is_written_takes_arguments():
 # ---- dropped works ----
 
 
-def test_a_work_that_cannot_end_here_is_left_to_the_thread(completer):
+@pytest.mark.parametrize("nested", [False, True], ids=["call", "work"])
+def test_a_work_that_cannot_end_here_is_left_to_the_thread(completer, nested):
     """The garbage collector may drop it in any thread, which must not wait for others."""
     ended = threading.Event()
 
@@ -184,11 +185,11 @@ def test_a_work_that_cannot_end_here_is_left_to_the_thread(completer):
 
         def wait(self, timeout: float | None) -> None:
             if threading.current_thread() is threading.main_thread():
-                assert timeout == 0
+                assert timeout == _LEAST_SECONDS
                 raise timed_out()
             ended.set()
 
-    work_of(completer, Elsewhere())
+    work_of(completer, work_of(completer, Elsewhere()) if nested else Elsewhere())
     assert ended.wait(PATIENCE)
 
 
