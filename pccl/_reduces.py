@@ -203,8 +203,8 @@ class Op(OpTicket):
                 return TIMED_OUT
             handle = self._home or handle
             result = super().wait(handle, deadline, watch)
-            if result != TIMED_OUT and not self.in_flight and self.keep is not None:
-                if self._elastic and not handle.closed:
+            if result != TIMED_OUT and not self.in_flight:
+                if self._elastic and not handle.closed and self.keep is not None:  # else they are known
                     self._contributors = contributors(handle, self.tag)
                 try:
                     self._store(success=result == SUCCESS)
