@@ -99,12 +99,8 @@ class Messages:
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
-        self._lock = threading.RLock()  # of all below
+        self.lock = threading.RLock()  # of all below; who looks for a message holds it until it is received
         self.begin()
-
-    def exclusive(self) -> threading.RLock:
-        """A lock that a caller holds while it looks for a message and receives it."""
-        return self._lock
 
     def begin(self) -> None:
         """Starts all counts anew, as `Launcher.begin` does."""
@@ -122,13 +118,13 @@ class Messages:
             group = self._pairs[pair] = self.launcher.communicator.group(pair)
         counted = 0
         if 0 <= tag < COUNTED_TAGS:
-            with self._lock:
+            with self.lock:
                 counted = self._sent[*pair, tag] = self._sent.get((*pair, tag), 0) + 1
         core_tag = self._tag(*pair, tag, counted)
         begin = functools.partial(self.launcher.launch_message, kind, name, group, core_tag, **arguments)
         if counted:
             return begin()
-        with self._lock:
+        with self.lock:
             before = self._last.get((*pair, tag))
             call = begin() if before is None or before.done() else AfterAnother(name, before, begin)
             self._last[*pair, tag] = call
@@ -165,7 +161,7 @@ class FromAny(Later):
 
     def _launched(self) -> bool:
         """Receives from a member that has sent. PeerLostError: no other member lives, and none has sent."""
-        with self._messages.exclusive():  # else two receives would see the same message
+        with self._messages.lock:  # else two receives would see the same message
             return self._launched_alone()
 
     def _launched_alone(self) -> bool:
