@@ -192,9 +192,9 @@ class Op(OpTicket):
             self._pool.give(room)
 
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
-        """As that of every ticket; at its end the tensors are let go.
+        """As that of every ticket; at its end the tensors are released. Several threads may wait, one at a time.
 
-        Those of an op that was cancelled with its communicator, `close` lets go. Several threads may wait, one at a time.
+        `close` releases those of an op that was cancelled with its communicator.
         """
         left = deadline.remaining()
         taken: list[bool] = []

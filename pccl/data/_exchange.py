@@ -75,7 +75,7 @@ def sum_over(comm: Communicator, tag: int, values: torch.Tensor, timeout: float 
 def tell_all(comm: Communicator, numbers: Sequence[int], timeout: float | None, journal: Journal) -> dict[UUID, list[int]]:
     """Returns what each member who lives tells, the same on all of them. A round that loses a member is repeated.
 
-    It takes up to three steps of `journal` a round. In the repetition of a call that was cut short `numbers` must be the same.
+    Each round takes up to three steps of `journal`. In the repetition of a call that was cut short `numbers` must be the same.
     """
     meet, measure, tell = (functools.partial(sum_over, comm, TAG + number) for number in (1, 2, 3))
     while True:
