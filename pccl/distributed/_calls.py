@@ -334,8 +334,10 @@ class CoreCall:
     def done(self) -> bool:
         """Whether the op has ended. One that is made again ends with its repetition."""
         self._end_if_broken()
-        if not self._op.done() or not (self._agrees and self._cut_short):
-            return bool(self._op.done())
+        if not self._op.done():  # read once: an op that ends in between may need the agreement below
+            return False
+        if not (self._agrees and self._cut_short):
+            return True
         try:
             self.advance()
         except PCCLError:  # which `wait` raises

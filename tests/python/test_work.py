@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from interrupts import alarms, interrupt
 from performers import PATIENCE
 
 torch = pytest.importorskip("torch")
 
 from pccl import Result  # noqa: E402
-from pccl.distributed import CollectiveError, CollectiveTimeoutError  # noqa: E402
-from pccl.distributed._calls import ENDED, Once, finished  # noqa: E402
+from pccl.distributed import CollectiveError, CollectiveTimeoutError, _calls  # noqa: E402
+from pccl.distributed._calls import ENDED, CoreCall, Once, finished  # noqa: E402
 from pccl.distributed._tensors import POOLED_LEAST, _Pool  # noqa: E402
 from pccl.distributed._work import _LEAST_SECONDS, Completer, Future, Work  # noqa: E402
 
@@ -53,10 +54,6 @@ def timed_out() -> Exception:
     return CollectiveTimeoutError(Result.TIMED_OUT, "wait", "not yet")
 
 
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 # ---- futures ----
 
 
@@ -93,7 +90,7 @@ def test_a_future_whose_completion_is_cut_short_is_completed_by_the_next_wait(co
     work = work_of(completer, call)
     future = work._plain = work._future = Future(None)
     with monkeypatch.context() as patch:
-        patch.setattr(Future, "set_result", interrupt)
+        patch.setattr(Future, "set_result", Mock(side_effect=KeyboardInterrupt))
         call.may_end.set()
         with pytest.raises(KeyboardInterrupt):
             work.wait()
@@ -114,26 +111,29 @@ def test_a_wait_inside_the_completion_of_its_future_returns(completer, monkeypat
 
 def test_signals_leave_waits_possible(completer):
     """Signals come at every place of a wait: afterwards it ends, and so does its future."""
-    previous = signal.signal(signal.SIGALRM, interrupt)
     interruptions = 0
-    try:
+    with alarms():
         for place in range(1000):
             work = work_of(completer, ENDED)
             work._plain = work._future = Future(None)
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 1e-6 + place % 100 * 1e-6)
-                work.wait()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interruptions += 1
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            interruptions += interrupt(work.wait, 1e-6 + place % 100 * 1e-6)
             assert not work._one_waiter.locked()
             assert work.wait()
             assert work._plain.done()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
     assert interruptions > 0
+
+
+def test_an_op_that_ends_while_it_is_asked_about_is_not_done_before_its_agreement(monkeypatch):
+    monkeypatch.setattr(_calls, "_unfinished", {})
+    op = Mock(done=Mock(side_effect=[False, True, True, True]), c=Mock(result=Result.RANK_CONNECTION_LOST.value))
+    agreement = Mock(done=Mock(return_value=False))
+    losses = Mock(strict=False, guard=None)
+    call = CoreCall(losses, lambda *_: agreement, "broadcast", 1, Mock(), op, None, None, survivors=False)
+    assert not call.done()
+    assert not call.done()
+    agreement.done.return_value = True
+    op.done.side_effect = None
+    assert call.done()
 
 
 # ---- results ----
