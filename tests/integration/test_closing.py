@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import ipaddress
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import alarms, interrupt
 from peers import PATIENCE, Background, address_of, on_all, team, until
 
 from pccl import AsyncReduceHandle, Communicator, MasterNode, PeerLostError, ReduceOp, TooFewPeersError, UsageError
@@ -59,10 +58,6 @@ def test_closing_in_the_middle_of_an_op(seed):
         del handle
 
 
-class SignalError(Exception):
-    pass
-
-
 def begin_waited(comm: Communicator) -> tuple[AsyncReduceHandle, threading.Thread, weakref.ref[np.ndarray]]:
     """An op that a thread has begun to wait for: its handle, the thread, and the array, which nobody else holds."""
     array = np.ones(COUNT, np.int64)
@@ -78,17 +73,8 @@ def test_close_that_a_signal_cuts_short_is_finished_by_the_next():
     with team([0, 0]) as comms:
         handle, waiter, held = begin_waited(comms[0])  # whose waiter keeps `close` waiting for the end of its slice
 
-        def interrupt(*_: object) -> None:
-            raise SignalError
-
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
-            with contextlib.suppress(SignalError):
-                comms[0].close()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        with alarms():
+            interrupt(comms[0].close, 0.01)
         comms[0].close()
         waiter.join()
         with pytest.raises((PeerLostError, TooFewPeersError)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import signal
 import socket
@@ -13,6 +14,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from interrupts import alarms, interrupt
 from peers import PATIENCE, Background, MasterProcess, on_all, processes, team
 
 import pccl
@@ -234,27 +236,13 @@ def test_top():
         assert {"kind", "member", "cost"} <= printed["findings"][0].keys()
 
 
-class InterruptError(Exception):
-    """What the handler of a signal raises."""
-
-
-def interrupt(*_):
-    raise InterruptError
-
-
 def test_a_signal_ends_the_wait_for_a_master_that_is_silent():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = pccl._address.parse_endpoint(f"127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(pccl.ConnectError):
             pccl._diagnosis.diagnose_run(endpoint, timeout=0.3)
-        previous = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            with pytest.raises(InterruptError):
-                pccl._diagnosis.diagnose_run(endpoint, timeout=3600)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, previous)
+        with alarms():
+            assert interrupt(functools.partial(pccl._diagnosis.diagnose_run, endpoint, timeout=3600), 0.05)
 
 
 @pytest.mark.near

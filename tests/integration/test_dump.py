@@ -18,6 +18,10 @@ def dump(*arguments: str) -> Result:
     return CliRunner().invoke(command, list(arguments))
 
 
+def kinds_in(path: Path) -> list[str]:
+    return [event["kind"] for event in _recording.read(path).events]
+
+
 def test_names_who_did_not_enter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PCCL_EVENTS", str(tmp_path))
     with MasterNode("127.0.0.1:0") as master:
@@ -100,12 +104,12 @@ def test_what_is_asked_for_stays_and_off_is_off(tmp_path: Path):
         comm.connect()
         assert comm.event_file == str(kept)
         assert silent.event_file is None
+        comm.close()
+        until(lambda: "left" in kinds_in(tmp_path / "master.events"))  # which no answer tells
     read = _recording.read(kept)
     assert read.closed
-    assert [event["kind"] for event in read.events][:3] == ["call", "joined", "epoch"]
+    assert kinds_in(kept)[:3] == ["call", "joined", "epoch"]
     assert read.events[0]["name"] == "connect"
-    kinds = [event["kind"] for event in _recording.read(tmp_path / "master.events").events]
-    assert kinds[:3] == ["joined", "vote", "epoch"]
-    assert "left" in kinds
+    assert kinds_in(tmp_path / "master.events")[:3] == ["joined", "vote", "epoch"]
     with pytest.raises(ValueError, match="1 to 1023 bytes"):
         Communicator("127.0.0.1:1", events="")

@@ -1,15 +1,16 @@
 """Calls in slices: deadlines, interruptions, and objects that are closed meanwhile."""
 
+import functools
 import gc
 import itertools
 import math
 import os
-import signal
 import threading
 import time
 from typing import Any
 
 import pytest
+from interrupts import alarms, interrupt
 
 import pccl
 from pccl import _calls
@@ -129,12 +130,6 @@ def test_interrupts_at_any_moment_make_no_call_twice():
     rounds = 200
     interruptions = 0
 
-    class InterruptError(Exception):
-        pass
-
-    def interrupt(*_):
-        raise InterruptError
-
     with pccl.MasterNode("127.0.0.1:0") as master:
         address = f"127.0.0.1:{master.port}"
         with pccl.Communicator(address) as first, pccl.Communicator(address) as second:
@@ -151,24 +146,17 @@ def test_interrupts_at_any_moment_make_no_call_twice():
 
             thread = threading.Thread(target=other)
             thread.start()
-            previous = signal.signal(signal.SIGALRM, interrupt)
-            try:
+            with alarms():
                 for turn in range(1, rounds):
                     array = np.full(100, turn, np.int64)
+                    reduce = functools.partial(first.all_reduce, array, array, op=pccl.ReduceOp.SUM, timeout=30)
                     for attempt in itertools.count(1):  # at first too short for any op
-                        try:
-                            signal.setitimer(signal.ITIMER_REAL, (attempt + turn % 7) * 20e-6)
-                            first.all_reduce(array, array, op=pccl.ReduceOp.SUM, timeout=30)
-                            signal.setitimer(signal.ITIMER_REAL, 0)
+                        if not interrupt(reduce, (attempt + turn % 7) * 20e-6):
                             break
-                        except InterruptError:
-                            interruptions += 1
-                            if (array == 3 * turn).all() and not first._unfinished:
-                                break  # it had returned already, and the signal came after that
+                        interruptions += 1
+                        if (array == 3 * turn).all() and not first._unfinished:
+                            break  # it had returned already, and the signal came after that
                     assert (array == 3 * turn).all()
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, previous)
             thread.join(30)
             assert not thread.is_alive()
     assert interruptions > 0
@@ -284,32 +272,21 @@ def test_closing_that_an_exception_cut_short_can_be_repeated():
 def test_signals_leave_no_lock_taken():
     """Signals come at every place of the attempt: afterwards the lock is free."""
 
-    class InterruptError(Exception):
-        pass
-
-    def interrupt(*_: object) -> None:
-        raise InterruptError
-
     lock = threading.Lock()
     interruptions = 0
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    try:
+
+    def attempt() -> None:
+        taken: list[bool] = []
+        try:
+            _calls.take(taken, lock, 1)
+        finally:
+            if taken:
+                lock.release()
+
+    with alarms():
         for place in range(2000):
-            taken: list[bool] = []
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 1e-6 + place % 40 * 1e-6)
-                try:
-                    _calls.take(taken, lock, 1)
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                finally:
-                    if taken:
-                        lock.release()
-            except InterruptError:
-                interruptions += 1
+            interruptions += interrupt(attempt, 1e-6 + place % 40 * 1e-6)
             assert not lock.locked()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
     assert interruptions > 0
 
 

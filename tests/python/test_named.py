@@ -26,7 +26,7 @@ class SomeGroup(Group):
 class SomeOp:
     """Ends as it is told."""
 
-    begun, tag, dropped = False, 0, None
+    begun, tag, dropped, left_alone, ended = False, 0, None, False, False
 
     def __init__(self, comm, kind, arguments):
         self.comm, self.asked, self.ends = comm, (kind, arguments), comm.ends
