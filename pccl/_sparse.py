@@ -161,7 +161,11 @@ class SparseAverage:
 
 
 class SparseHandle(Handle[SparseInfo]):
-    """An exchange in flight. Each has to be waited for: `gradient` and `residual` change where its end is seen."""
+    """An exchange in flight. Each has to be waited for: `gradient` and `residual` change where its end is seen.
+
+    After a loss it is made again inside of its wait. So wait for several of one communicator in one thread, and in the same order
+    on all members.
+    """
 
     def __init__(self, owner: SparseAverage, comm: Communicator, message: bytearray, target: Buffer, *, committed: bool) -> None:
         super().__init__(comm._events)
