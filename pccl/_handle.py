@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pccl._calls import UNBOUNDED, ClosedError, Deadline, NativeHandle, take
-from pccl._errors import OperationCancelledError, PCCLError, PCCLTimeoutError, Result
+from pccl._errors import OperationCancelledError, PCCLError, PCCLTimeoutError, Result, error_for
 from pccl._exports import publish
 from pccl._loader import _C, _ffi
 
@@ -141,8 +141,8 @@ class Handle(Generic[Info]):
         """Blocks until the end is known. PCCLTimeoutError: it is not."""
         if self._ended:
             return
-        if self._events.inherited:  # a thread of the parent process may have held the lock
-            self._find_end(deadline)
+        if self._events.inherited:  # a thread of the parent process may have held any lock below
+            self._error = error_for(Result.INVALID_USAGE.value, "wait", self._events.inherited_text)
             return
         if self._one_waiter._is_owned():
             self._missed = True
@@ -200,6 +200,11 @@ class Events:
     def inherited(self) -> bool:
         """Whether a process that this one is a fork of made it."""
         return self._native.inherited
+
+    @property
+    def inherited_text(self) -> str:
+        """What a forked child is told."""
+        return self._native.inherited_text
 
     def closed(self) -> None:
         """Called once the communicator is destroyed: all handles have ended, and the thread ends."""

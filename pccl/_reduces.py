@@ -444,8 +444,6 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
         return self._outcome
 
     def _advance(self, deadline: Deadline) -> ReduceInfo:
-        if self._handle.inherited:
-            raise error_for(INVALID_USAGE, "pcclAwaitAsyncReduce", self._handle.inherited_text)
         result = self._op.wait(self._handle, deadline)
         if result == TIMED_OUT:
             raise self._timed_out()

@@ -473,6 +473,37 @@ def test_a_signal_handler_may_cancel_what_its_thread_waits_for(pair, kind):
     assert isinstance(KINDS[kind](pair[1], 3).exception(PATIENCE), pccl.OperationCancelledError)
 
 
+@pytest.mark.parametrize("kind", ["broadcast", "sparse"])
+def test_a_forked_child_is_told_so_though_a_thread_of_its_parent_launches(pair, kind):
+    held, let_go = threading.Event(), threading.Event()
+    handle = KINDS[kind](pair[0], 3)
+
+    def launch() -> None:
+        with pair[0]._tags.lock:
+            held.set()
+            let_go.wait(PATIENCE)
+
+    launcher = threading.Thread(target=launch)
+    launcher.start()
+    assert held.wait(PATIENCE)
+    child = os.fork()
+    if child == 0:
+        ended = os.EX_SOFTWARE
+        try:
+            with pytest.raises(pccl.UsageError, match="forked from"):
+                handle.result()
+            with pytest.raises(pccl.UsageError, match="forked from"):
+                KINDS[kind](pair[0], 3)
+            ended = os.EX_OK
+        finally:
+            os._exit(ended)
+    assert os.waitpid(child, 0)[1] == 0
+    let_go.set()
+    launcher.join(PATIENCE)
+    KINDS[kind](pair[1], 3).result(PATIENCE)
+    handle.result(PATIENCE)
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "sparse"])
 def test_a_forked_child_is_told_so_though_a_thread_of_its_parent_waits(pair, kind):
     handle = KINDS[kind](pair[0], 3)
