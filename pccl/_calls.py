@@ -160,6 +160,11 @@ class NativeHandle:
         """What a forked child is told."""
         return f"the {self.noun} belongs to the process that this one was forked from; create one after the fork"
 
+    def check_owner(self, name: str) -> None:
+        """UsageError in a forked child. `name` is what the error calls the call."""
+        if self.inherited:
+            raise error_for(INVALID_USAGE, name, self.inherited_text)
+
     def __enter__(self) -> Any:
         if self._owner != _forks:
             raise ClosedError(self.inherited_text)

@@ -142,7 +142,7 @@ class Handle(Generic[Info]):
         if self._ended:
             return
         if self._events.inherited:  # a thread of the parent process may have held any lock below
-            self._error = error_for(Result.INVALID_USAGE.value, "wait", self._events.inherited_text)
+            self._error = error_for(Result.INVALID_USAGE.value, "wait", self._events._native.inherited_text)
             return
         if self._one_waiter._is_owned():
             self._missed = True
@@ -200,11 +200,6 @@ class Events:
     def inherited(self) -> bool:
         """Whether a process that this one is a fork of made it."""
         return self._native.inherited
-
-    @property
-    def inherited_text(self) -> str:
-        """What a forked child is told."""
-        return self._native.inherited_text
 
     def closed(self) -> None:
         """Called once the communicator is destroyed: all handles have ended, and the thread ends."""

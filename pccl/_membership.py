@@ -327,8 +327,7 @@ class Membership:
         other: str = "another topology, sync or connect call of this communicator",
     ) -> Iterator[None]:
         """Keeps calls apart that exclude each other: C takes up one that nobody is in, as between two slices."""
-        if self._handle.inherited:
-            raise error_for(INVALID_USAGE, name, self._handle.inherited_text)
+        self._handle.check_owner(name)
         taken: list[bool] = []
         try:
             if not take(taken, lock or self._exclusive, 0):

@@ -66,8 +66,7 @@ class CollectiveHandle(Handle[CollectiveInfo]):
     def begin(self) -> CollectiveHandle:
         """Launches it, unless it was launched. Each step may be the last before a signal, and is found by the next call."""
         call, tags = self._call, self._comm._tags
-        if self._events.inherited:  # a thread of the parent process may have held the lock below
-            raise error_for(Result.INVALID_USAGE.value, call.kind.name.lower(), self._events.inherited_text)
+        self._comm._handle.check_owner(call.kind.name.lower())  # a thread of the parent process may have held the lock below
         sequence = call.sequence()
         if self._op is None and call.loads is not None:
             call.loads.load()

@@ -432,8 +432,7 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
         deadline = Deadline(timeout)
         if self._outcome is not None:
             return self._outcome
-        if self._handle.inherited:
-            raise error_for(INVALID_USAGE, "pcclAwaitAsyncReduce", self._handle.inherited_text)
+        self._handle.check_owner("pcclAwaitAsyncReduce")
         self._complete(deadline)
         if self._error is not None:
             outcome = False, self._error.result.value, ReduceInfo(0, 0, 0, contributors=self._error.contributors)
