@@ -96,6 +96,7 @@ static bool set_up(SSL_CTX *ssl, bool has_secrets) {
     SSL_CTX_set_options(ssl, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION);
     SSL_CTX_set_mode(ssl, SSL_MODE_RELEASE_BUFFERS); // a master may have a thousand streams, most of them quiet
     SSL_CTX_set_session_cache_mode(ssl, SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_msg_callback(ssl, tls_count_record);
     if (has_secrets) SSL_CTX_set_psk_find_session_callback(ssl, find_session);
     if (has_secrets) SSL_CTX_set_psk_use_session_callback(ssl, use_session);
     return SSL_CTX_set_min_proto_version(ssl, TLS1_3_VERSION) == 1 &&
@@ -402,7 +403,7 @@ static void forget(struct tls *tls) {
     tls->out = NULL;
     tls->more = NULL;
     tls->roles = 0;
-    tls->in_begin = tls->in_end = tls->proof_bytes = tls->records = 0;
+    tls->in_begin = tls->in_end = tls->proof_bytes = tls->records = tls->idle = 0;
     tls->send_error = tls->receive_error = 0;
     tls->ended = false;
     tls->phase = TLS_CONNECTS;
@@ -430,6 +431,7 @@ static int tls_step(struct transport *stream) {
     struct tls *tls = tls_of(stream);
     if (tls->phase == TLS_OPEN) return 0;
     int error = tls->phase == TLS_FAILED ? -ENOTCONN : tls_flush(tls);
+    tls->taken = 0;
     tls->emptied = false;
     if (tls->phase == TLS_CONNECTS && tls->tried == 0 && stream->role == TRANSPORT_DIALS)
         tls->secret = atomic_load(&tls_context_of(tls)->secret);

@@ -32,6 +32,7 @@ void tls_renew_after(struct transport_context *context, uint32_t records);
 //   -ECONNABORTED  it ended the handshake without a word, as a side does that does not encrypt
 //   -EBADE         the proof of the other side is wrong
 //   -EBADMSG       bytes are no TLS, or were changed on their way
+//   -ENOMSG        it sends one TLS record without data after the other, such as KeyUpdates
 //   -ECONNRESET    the stream ended without notice: a process died, or somebody cut the connection
 extern const struct transport_type transport_tls;
 

@@ -44,7 +44,7 @@ enum tls_phase {
 struct tls {
     struct transport stream; // first
     // Guards all of the following once the handshake is over: one thread sends, another one receives, and OpenSSL
-    // permits one at a time. Held for at most 64 KiB.
+    // permits one at a time. Held for at most 64 KiB, encrypted or not.
     pthread_mutex_t lock;
     SSL *ssl; // NULL until the first byte has come; the lock exists with it
     enum tls_phase phase;
@@ -68,6 +68,7 @@ struct tls {
     // Encrypted bytes that came with others.
     uint8_t in[TLS_IN_BYTES];
     size_t in_begin, in_end;
+    size_t taken; // from the kernel, in this call
     bool emptied; // the kernel had no more, in this call
     bool blocked; // OpenSSL asked for bytes that have not come
     bool ended;   // the socket has
@@ -78,6 +79,7 @@ struct tls {
     bool held;    // the last byte of them, of the plain text, was left out of the count
     bool follows; // another record of the same call follows
     uint32_t records;
+    uint32_t idle; // records received since the last one with data: KeyUpdates, alerts, empty ones, those of a handshake
 };
 
 static inline struct tls *tls_of(struct transport *stream) { return (struct tls *)(void *)stream; }
@@ -93,6 +95,8 @@ static inline struct certificates *tls_certificates(const struct tls *tls) {
 
 // The functions of the BIO under OpenSSL. NULL: no memory.
 BIO_METHOD *tls_bio(void);
+// For SSL_CTX_set_msg_callback: counts the records that arrive.
+void tls_count_record(int sent, int version, int type, const void *bytes, size_t length, SSL *ssl, void *argument);
 // Sends what waits. 0, -EAGAIN or -errno.
 int tls_flush(struct tls *tls);
 // Encrypts one record and sends it, or keeps what the kernel does not take. 0 or -errno.

@@ -13,16 +13,22 @@
 enum {
     RECORD_HEADER_BYTES = 5,
     LONG_BYTES = 4096, // what is awaited is the body of a record that is followed by others
+    IDLE_MOST = 32,    // records without data in a row
 };
 
 // ---- the BIO: between OpenSSL and the socket ----
 
 // Takes the bytes that have come already. If there are none, the kernel writes to where OpenSSL wants them, and what
-// follows goes into `in`: of a large record the next header alone, so that few bytes are copied twice.
+// follows goes into `in`: of a large record the next header alone, so that few bytes are copied twice. A turn takes a
+// bounded number of bytes from the kernel, whatever they decrypt to.
 static int bio_read(BIO *bio, char *bytes, size_t capacity, size_t *got) {
     struct tls *tls = BIO_get_data(bio);
     size_t there = tls->in_end - tls->in_begin;
     BIO_clear_retry_flags(bio);
+    if (tls->idle > IDLE_MOST) {
+        tls->receive_error = -ENOMSG;
+        return 0;
+    }
     if (there > 0) {
         *got = there < capacity ? there : capacity;
         memcpy(bytes, tls->in + tls->in_begin, *got);
@@ -34,10 +40,11 @@ static int bio_read(BIO *bio, char *bytes, size_t capacity, size_t *got) {
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
     ssize_t now = -1;
     errno = EAGAIN;
-    if (!tls->emptied) do
+    bool asks = !tls->emptied && tls->taken < TLS_BATCH_BYTES;
+    if (asks) do
             now = recvmsg(tls->stream.fd, &message, MSG_DONTWAIT);
         while (now < 0 && errno == EINTR);
-    if (now < 0 || (size_t)now < capacity + parts[1].iov_len) tls->emptied = true;
+    if (asks && (now < 0 || (size_t)now < capacity + parts[1].iov_len)) tls->emptied = true;
     if (now < 0 && errno == EAGAIN) {
         tls->blocked = true;
         BIO_set_retry_read(bio);
@@ -46,6 +53,7 @@ static int bio_read(BIO *bio, char *bytes, size_t capacity, size_t *got) {
     if (now < 0) tls->receive_error = -errno;
     if (now == 0) tls->ended = true;
     if (now <= 0) return 0;
+    tls->taken += (size_t)now;
     *got = (size_t)now < capacity ? (size_t)now : capacity;
     tls->in_begin = 0;
     tls->in_end = (size_t)now - *got;
@@ -105,6 +113,11 @@ BIO_METHOD *tls_bio(void) {
     BIO_meth_set_write_ex(method, bio_write);
     BIO_meth_set_ctrl(method, bio_control);
     return method;
+}
+
+void tls_count_record(int sent, int version, int type, const void *bytes, size_t length, SSL *ssl, void *argument) {
+    (void)version, (void)bytes, (void)length, (void)argument;
+    if (!sent && type == SSL3_RT_INNER_CONTENT_TYPE) ((struct tls *)SSL_get_app_data(ssl))->idle++;
 }
 
 // The other side refuses this one's certificate. In TLS 1.3 a dialler hears that after its part of the handshake.
@@ -252,6 +265,7 @@ ptrdiff_t tls_read(struct tls *tls, void *bytes, size_t capacity) {
     ERR_set_mark();
     if (SSL_read_ex(tls->ssl, bytes, capacity, &got) == 1) {
         ERR_pop_to_mark();
+        tls->idle = 0;
         return (ptrdiff_t)got;
     }
     bool refused = tls->phase == TLS_AWAITS_PROOF && is_alert(ERR_GET_REASON(ERR_peek_last_error()));
@@ -264,13 +278,14 @@ ptrdiff_t tls_read(struct tls *tls, void *bytes, size_t capacity) {
 
 static ptrdiff_t receive_some(struct tls *tls, const struct iovec *parts, int count) {
     size_t total = 0;
+    tls->taken = 0;
     tls->emptied = false;
     tls->stream.buffered = true;
     for (int i = 0; i < count; i++) {
         for (size_t at = 0; at < parts[i].iov_len;) {
             if (total >= TLS_TURN_BYTES) return (ptrdiff_t)total;
             ptrdiff_t got = tls_read(tls, (uint8_t *)parts[i].iov_base + at, parts[i].iov_len - at);
-            if (got == -EAGAIN) tls->stream.buffered = false;
+            if (got == -EAGAIN) tls->stream.buffered = !tls->emptied;
             if (got < 0 && got != -EAGAIN) tls->receive_error = (int)got;
             // The next call finds an end or an error again.
             if (got <= 0) return total > 0 ? (ptrdiff_t)total : got;

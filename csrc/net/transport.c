@@ -66,6 +66,7 @@ const char *transport_error(int error) {
     case ECONNABORTED: return "it ended the handshake: it does not encrypt, or it is busy";
     case ENOKEY: return "it encrypts, and this process has no keys (PCCL_KEYS, or PCCL_CERT)";
     case EBADE: return "it has keys or a certificate of this run, but it is not who it should be";
+    case ENOMSG: return "it sends TLS records without data";
     case EBADMSG: return "bytes were changed on their way";
     case ENONET: return "it is " TRANSPORT_LOOPBACK_ONLY;
     default: return strerror(error < 0 ? -error : error);

@@ -318,6 +318,56 @@ static void test_flipped_records(void) {
     }
 }
 
+// ---- work per input ----
+
+static void update_key(struct transport *stream, int kind) {
+    SSL *ssl = tls_of(stream)->ssl;
+    REQUIRE(SSL_key_update(ssl, kind) == 1 && SSL_do_handshake(ssl) == 1);
+}
+
+// A few records without data pass. One more in a row ends the stream, wherever it is read.
+static void test_idle_records(void) {
+    enum { MOST = 32 };
+    static const int kinds[] = {SSL_KEY_UPDATE_NOT_REQUESTED, SSL_KEY_UPDATE_REQUESTED};
+    for (int i = 0; i < 2; i++) {
+        struct transport *ends[2];
+        uint8_t byte;
+        check_case(i == 0 ? "KeyUpdates" : "KeyUpdates that want an answer");
+        open_tcp(ends, 0, 0);
+        for (int round = 0; round < 3; round++) {
+            for (int sent = 0; sent < MOST; sent++) update_key(ends[0], kinds[i]);
+            CHECK(far_end_write(ends[0], "x", 1) && far_end_read(ends[1], &byte, 1));
+            CHECK(far_end_write(ends[1], "y", 1) && far_end_read(ends[0], &byte, 1)); // behind the answers
+        }
+        for (int sent = 0; sent <= MOST; sent++) update_key(ends[0], kinds[i]);
+        for (int again = 0; again < 2; again++) CHECK_EQ(far_end_read_some(ends[1], &byte, 1), -ENOMSG);
+        for (int end = 0; end < 2; end++) transport_free(ends[end]);
+    }
+}
+
+// The limit of a turn is one of bytes from the kernel: many records of a byte are many turns.
+static void test_turn(void) {
+    enum { MANY = 20000 };
+    static uint8_t bytes[TLS_TURN_BYTES];
+    struct transport *ends[2];
+    size_t sent = 0, received = 0, turns = 0;
+    check_case("records of a byte");
+    open_tcp(ends, 0, 0);
+    while (sent < MANY && transport_send(ends[0], "x", 1) == 1) sent++;
+    while (received < sent) {
+        ptrdiff_t got = transport_recvv(ends[1], &(struct iovec){bytes, sizeof bytes}, 1);
+        if (got == -EAGAIN && !ends[1]->buffered) REQUIRE(transport_wait(ends[1], EPOLLIN, TLS_WAIT_MS));
+        if (got == -EAGAIN) continue;
+        REQUIRE(got > 0);
+        CHECK(tls_of(ends[1])->taken <= TLS_BATCH_BYTES + TLS_IN_BYTES + 22);
+        CHECK((size_t)got <= (TLS_BATCH_BYTES + 2 * TLS_IN_BYTES) / 23);
+        received += (size_t)got;
+        turns++;
+    }
+    CHECK(sent > MANY / 2 && turns > sent * 23 / (TLS_BATCH_BYTES + TLS_IN_BYTES));
+    for (int i = 0; i < 2; i++) transport_free(ends[i]);
+}
+
 // ---- fork ----
 
 // A child has no descriptor of its parent's; it closes what it inherited, and says nothing on a descriptor that is now
@@ -349,6 +399,8 @@ static void test_fork(void) {
 int main(void) {
     test_records();
     test_flipped_records();
+    test_idle_records();
+    test_turn();
     test_carries();
     test_waiting();
     test_ends();
