@@ -218,6 +218,7 @@ class Master:
         if len(words) != 2:
             raise BenchError("the master did not start; its words stand above")
         self.address = f"{host}:{int(words[1])}"
+        self.pid = self._process.pid
 
     def cpu_seconds(self) -> float:
         """User and system time it has used so far."""

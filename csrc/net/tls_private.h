@@ -79,7 +79,8 @@ struct tls {
     bool held;    // the last byte of them, of the plain text, was left out of the count
     bool follows; // another record of the same call follows
     uint32_t records;
-    uint32_t idle; // records received since the last one with data: KeyUpdates, alerts, empty ones, those of a handshake
+    uint32_t
+        idle; // records received since the last one with data: KeyUpdates, alerts, empty ones, those of a handshake
 };
 
 static inline struct tls *tls_of(struct transport *stream) { return (struct tls *)(void *)stream; }

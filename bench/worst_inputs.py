@@ -1,0 +1,274 @@
+"""How long the worst inputs of 1 MiB keep others waiting, and how much memory they take.
+
+Two tables: LISTENERS has a row for each input of each listener or thread that serves more than one party, PARSERS one for each
+parser. A new listener or parser gets its rows here (CONTRIBUTING.md, "Work per input is bounded").
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import MIB, Row
+
+from pccl import _keys
+
+METHOD = """Each listener runs in a process of its own. A prober of another run asks again as soon as it is answered. Its longest
+wait while the input comes, and for half a second after it, is the pause; "quiet" is its longest wait in the half second before.
+The sender has made its bytes before. Memory is the growth of the peak of the listener's process (VmHWM). Each parser gets its
+input in a process of its own: its time, and the growth of the peak of that process. Bars: 50 ms, and 8 x the size of an input."""
+
+PAUSE_MS = 50.0
+MEMORY = 8.0
+QUIET_S = 0.5
+LIMIT_S = 60.0
+
+Fire = Callable[[], int]
+"""Sends what was prepared, and returns how many bytes it sent."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a listener is, and the peers' keys of its run."""
+
+    address: str
+    keys: str | None = None
+
+    def dial(self) -> socket.socket:
+        host, port = self.address.rsplit(":", 1)
+        return socket.create_connection((host, int(port)), timeout=LIMIT_S)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A listener that was opened: its process, and a call of another party that it has to answer."""
+
+    process: int
+    place: Place
+    probe: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Listener:
+    """`prepare` makes an input of about so many bytes, in a process of its own, and returns what sends it."""
+
+    name: str
+    open: Callable[[ExitStack], Opened]
+    prepare: Callable[[Place, int], Fire]
+
+
+@dataclass(frozen=True)
+class Parser:
+    """`make` returns an input of so many bytes, and `parse` reads it, in a process of its own. Its errors are answers, too."""
+
+    name: str
+    make: Callable[[int], bytes]
+    parse: Callable[[bytes], object]
+
+
+# ---- listeners ----
+
+
+def master(stack: ExitStack, with_keys: bool = False) -> Opened:
+    """A master, and a member alone in a run of its own, which asks whether somebody waits."""
+    import pccl
+
+    files = None
+    if with_keys:
+        files = _keys.write_files(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run", _keys.new_keys())
+    served = stack.enter_context(harness.Master(keys=files[0] if files else None))
+    peers = str(files[1]) if files else None
+    member = stack.enter_context(pccl.Communicator(f"{served.address}/probe", keys=peers))
+    member.connect()
+    return Opened(served.pid, Place(served.address, peers), member.are_peers_pending)
+
+
+def native(kind: str, place: Place, size: int) -> Fire:
+    """What bench/worst_inputs.c makes."""
+    host, port = place.address.rsplit(":", 1)
+    command = [str(harness.ROOT / "build" / "bench" / "worst_inputs"), str(place.keys), host, port, kind, str(size)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    ask, answer = process.stdin, process.stdout
+    if answer.readline() != "ready\n":
+        raise harness.BenchError("bench/worst_inputs.c could not make its input; its words stand above")
+
+    def fire() -> int:
+        print(file=ask, flush=True)
+        return int(answer.readline())
+
+    return fire
+
+
+HEADER = struct.Struct("<I2sHQQQ")
+
+
+def frames(content: bytes, connections: int, place: Place, size: int) -> Fire:
+    """The same frames on each of so many connections, `size` bytes in all."""
+    streams = [place.dial() for _ in range(connections)]
+    piece = content * max(1, size // (connections * len(content)))
+
+    def fire() -> int:
+        sent = 0
+        for stream in streams:
+            try:
+                stream.sendall(piece)
+                sent += len(piece)
+            except OSError:  # it was closed
+                continue
+        return sent
+
+    return fire
+
+
+LISTENERS = [
+    Listener("master, keys: KeyUpdates", partial(master, with_keys=True), partial(native, "updates")),
+    Listener("master, keys: KeyUpdates that want an answer", partial(master, with_keys=True), partial(native, "asked")),
+    Listener("master, keys: records of a byte", partial(master, with_keys=True), partial(native, "bytes")),
+    Listener("master, keys: beginnings of handshakes", partial(master, with_keys=True), partial(native, "hellos")),
+]
+
+# ---- parsers ----
+
+PARSERS: list[Parser] = []
+
+# ---- measuring ----
+
+
+def status(process: int | str, key: str) -> int:
+    """Bytes."""
+    line = next(line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith(f"{key}:"))
+    return int(line.split()[1]) * 1024
+
+
+def send(pipe: Connection, prepare: Callable[[Place, int], Fire], place: Place, size: int) -> None:
+    fire = prepare(place, size)
+    pipe.send(0)
+    pipe.recv()
+    pipe.send(fire())
+    pipe.recv()  # until then what it has opened stays
+
+
+def parse(pipe: Connection, one: Parser, size: int) -> None:
+    content = one.make(size)
+    Path("/proc/self/clear_refs").write_text("5")
+    before, began = status("self", "VmRSS"), time.perf_counter()
+    try:
+        one.parse(content)
+        told = "read"
+    except Exception as error:
+        told = type(error).__name__
+    pipe.send((len(content), time.perf_counter() - began, status("self", "VmHWM") - before, told))
+
+
+def child(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
+    ours, its = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=target, args=(its, *arguments), daemon=True)
+    process.start()
+    its.close()
+    return process, ours
+
+
+def answer(pipe: Connection, name: str) -> Any:
+    if not pipe.poll(LIMIT_S):
+        raise harness.BenchError(f"{name}: no result after {LIMIT_S:.0f} s")
+    return pipe.recv()
+
+
+class Prober:
+    """Asks again and again; `longest` is the longest wait in seconds since `mark`."""
+
+    def __init__(self, probe: Callable[[], object]) -> None:
+        self._probe = probe
+        self._ends = threading.Event()
+        self._marked = time.perf_counter()
+        self._longest = 0.0
+        self._thread = threading.Thread(target=self._ask)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        while not self._ends.is_set():
+            began = time.perf_counter()
+            self._probe()
+            ended = time.perf_counter()
+            self._longest = max(self._longest, ended - max(began, self._marked))
+
+    def mark(self) -> float:
+        longest, self._longest, self._marked = self._longest, 0.0, time.perf_counter()
+        return longest
+
+    def end(self) -> float:
+        self._ends.set()
+        self._thread.join()
+        return self._longest
+
+
+def measure_listener(one: Listener, size: int) -> Row:
+    with ExitStack() as stack:
+        opened = one.open(stack)
+        process, pipe = child(send, one.prepare, opened.place, size)
+        stack.callback(process.terminate)
+        answer(pipe, one.name)
+        prober = Prober(opened.probe)
+        try:
+            time.sleep(QUIET_S)
+            quiet, before = prober.mark(), status(opened.process, "VmRSS")
+            Path(f"/proc/{opened.process}/clear_refs").write_text("5")
+            pipe.send(0)
+            sent = answer(pipe, one.name)
+            time.sleep(QUIET_S)
+            grown = status(opened.process, "VmHWM") - before
+        finally:
+            pause = prober.end()
+    return row(one.name, sent, pause, grown, quiet)
+
+
+def measure_parser(one: Parser, size: int) -> Row:
+    process, pipe = child(parse, one, size)
+    with ExitStack() as stack:
+        stack.callback(process.terminate)
+        length, seconds, grown, told = answer(pipe, one.name)
+    return row(one.name, length, seconds, grown) | {"answer": told}
+
+
+def row(name: str, size: int, pause: float, grown: int, quiet: float | None = None) -> Row:
+    made: Row = {"input": name, "KiB": size // 1024, "pause ms": pause * 1000, "memory MiB": grown / MIB}
+    return made if quiet is None else made | {"quiet ms": quiet * 1000}
+
+
+def run() -> None:
+    parser = harness.parser(__doc__)
+    parser.add_argument("--size", type=int, default=MIB, metavar="BYTES", help="bytes of an input")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="rows that have one of these texts in their names"
+    )
+    args = parser.parse_args()
+    where = harness.machine()
+    harness.build("worst_inputs")
+    rows = [measure_listener(one, args.size) for one in LISTENERS if any(text in one.name for text in args.only)]
+    rows += [measure_parser(one, args.size) for one in PARSERS if any(text in one.name for text in args.only)]
+    bars = []
+    for made in rows:
+        allowed = MEMORY * max(made["KiB"], 1024) / 1024
+        reached = made["pause ms"] <= PAUSE_MS and made["memory MiB"] <= allowed
+        measured = f"{made['pause ms']:.0f} ms, {made['memory MiB']:.1f} MiB"
+        bars.append(harness.bar(made["input"], f"{PAUSE_MS:.0f} ms, {allowed:.0f} MiB", measured, reached))
+    harness.report(args, "worst_inputs", METHOD, where, rows, bars)
+
+
+if __name__ == "__main__":
+    harness.main(run)
