@@ -22,22 +22,13 @@ joined the others; other calls raise an error until then. RANK and WORLD_SIZE st
 membership `get_rank()` and `get_world_size()` return them from the start.
 """
 
+import os as _os
+import sys as _sys
+from importlib.metadata import entry_points as _entry_points
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
-try:
-    import torch as _torch  # noqa: F401
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"pccl.distributed needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
-
-from pccl._errors import JoinError, Left, StateLostError
 from pccl._exports import rehome as _rehome
-from pccl._torch_backend import register as _register
-from pccl.distributed._board import BootstrapError
-from pccl.distributed._change import Change, on_change
-from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
-from pccl.distributed._group import Options, ProcessGroup, lost_ranks
-from pccl.distributed._supervise import supervise
-from pccl.distributed._this_run import is_joining, join, keys, masters
 
 __all__ = [
     "BootstrapError",
@@ -62,16 +53,35 @@ __all__ = [
     "supervise",
 ]
 
+_AT_ONCE = {
+    "pccl._errors": ("JoinError", "Left", "StateLostError"),
+    "pccl.distributed._board": ("BootstrapError",),
+    "pccl.distributed._change": ("Change", "on_change"),
+    "pccl.distributed._errors": ("CollectiveError", "CollectiveTimeoutError", "PeerLostError"),
+    "pccl.distributed._group": ("Options", "ProcessGroup", "lost_ranks"),
+    "pccl.distributed._supervise": ("supervise",),
+    "pccl.distributed._this_run": ("is_joining", "join", "keys", "masters"),
+}
+"""Modules that are imported with torch, and their public names. Without torch a supervisor imports what it uses."""
+
 _LATE = {
     "Elastic": "pccl.distributed._elastic",
     "Snapshots": "pccl.state",
     "check_parity": "pccl.distributed._parity",
+    **{name: module for module, names in _AT_ONCE.items() for name in names},
 }
 """By name: the module that is imported when the name is first used; not by init_process_group, since FSDP takes a second."""
 
 if TYPE_CHECKING:
+    from pccl._errors import JoinError, Left, StateLostError
+    from pccl.distributed._board import BootstrapError
+    from pccl.distributed._change import Change, on_change
     from pccl.distributed._elastic import Elastic
+    from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
+    from pccl.distributed._group import Options, ProcessGroup, lost_ranks
     from pccl.distributed._parity import check_parity
+    from pccl.distributed._supervise import supervise
+    from pccl.distributed._this_run import is_joining, join, keys, masters
     from pccl.state import Snapshots
 
 
@@ -89,6 +99,19 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LATE} - {"TYPE_CHECKING"})
 
 
-_register()
+def _load() -> None:
+    for names in _AT_ONCE.values():
+        for name in names:
+            __getattr__(name)
 
-_rehome(globals(), [name for name in __all__ if name not in _LATE])
+
+if _sys.modules.get("torch") is None and _find_spec("torch") is None:
+    raise ModuleNotFoundError("pccl.distributed needs torch: pip install 'pccl[torch]'", name="torch")
+_loads_backends = _os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1" and _entry_points(
+    group="torch.backends", name="pccl"
+)
+if "torch" in _sys.modules or not _loads_backends:  # else torch makes the backend known when it is imported
+    from pccl._torch_backend import register as _register
+
+    _register()
+    _load()

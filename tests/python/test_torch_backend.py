@@ -29,6 +29,19 @@ def test_the_import_makes_it_known_where_torch_loads_no_entry_points() -> None:
     assert run(f"import pccl.distributed; {KNOWN}", **off) == "True True"
 
 
+def test_a_supervisor_does_without_torch() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "pccl.distributed.run", "-m", "this"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "pccl.distributed" in imported
+    assert not [name for name in imported if name.split(".")[0] == "torch"]
+    assert run("import sys, pccl.distributed as package; package.supervise(); print('torch' in sys.modules)") == "False"
+    assert run("import pccl.distributed as package; print(package.PeerLostError, package.__name__)").startswith(
+        "<class 'pccl.distributed.PeerLostError'>"
+    )
+    assert run(f"import pccl.distributed; {KNOWN}") == "True True"
+
+
 def test_a_group_imports_no_more_of_torch_than_it_needs() -> None:
     """FSDP and DTensor take a second, in which all ranks of a job would wait for each other."""
     late = "torch.distributed.fsdp torch.distributed.tensor torch._dynamo sympy pccl.state"
