@@ -108,3 +108,15 @@ def test_systemd_accepts_the_service(tmp_path: Path):
 def test_hadolint_accepts_the_image():
     done = subprocess.run(["hadolint", str(PACKAGING / "Dockerfile")], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_site_is_built_without_playwright(tmp_path):
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    python = bin / "python"  # pytest would end with 5: it finds no test
+    python.write_text('#!/bin/sh\ncase "$*" in *playwright*) exit 1;; *pytest*) exit 5;; esac\n')
+    python.chmod(0o755)
+    command = ["make", "-o", ".venv/built", "site", f"BIN={bin}", "PIP=true"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "is not checked: Playwright is missing" in done.stdout
