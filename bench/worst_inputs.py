@@ -220,14 +220,14 @@ class Prober:
 def measure_listener(one: Listener, size: int) -> Row:
     with ExitStack() as stack:
         opened = one.open(stack)
+        before = status(opened.process, "VmRSS")
         process, pipe = child(send, one.prepare, opened.place, size)
         stack.callback(process.terminate)
         answer(pipe, one.name)
         prober = Prober(opened.probe)
         try:
             time.sleep(QUIET_S)
-            quiet, before = prober.mark(), status(opened.process, "VmRSS")
-            Path(f"/proc/{opened.process}/clear_refs").write_text("5")
+            quiet = prober.mark()
             pipe.send(0)
             sent = answer(pipe, one.name)
             time.sleep(QUIET_S)

@@ -37,6 +37,32 @@ void master_conn_close(struct master *master, struct conn *conn) {
     *conn = (struct conn){0};
 }
 
+// ---- what they carry ----
+
+// Frame types that a connection accepts: from another master; as the first frame over the local socket, which only
+// asks; and as the first frame of a stranger. The name of a run may come before the first frame.
+static bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
+bool master_conn_asks(const struct wire_header *header) {
+    return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE || header->type == WIRE_RUNS ||
+           header->type == WIRE_REMOVE || header->type == WIRE_STACKS;
+}
+static bool conn_carries_first(const struct wire_header *header) {
+    return header->type == WIRE_HELLO || header->type == WIRE_RESUME || master_conn_asks(header);
+}
+static bool conn_carries_named_question(const struct wire_header *header) {
+    return header->type == WIRE_RUN || master_conn_asks(header);
+}
+static bool conn_carries_named_first(const struct wire_header *header) {
+    return header->type == WIRE_RUN || conn_carries_first(header);
+}
+conn_carries_fn *master_conn_carries(const struct conn *conn) {
+    if (conn->state == CONN_KNOWN) return conn_carries_control;
+    if (conn->state == CONN_ASKED) return conn_carries_answer;
+    bool local = conn->source.family == 0, named = conn->named.chars[0] != 0;
+    if (named) return local ? master_conn_asks : conn_carries_first;
+    return local ? conn_carries_named_question : conn_carries_named_first;
+}
+
 // ---- writing ----
 
 // Reads what arrived before the end, then the end: the last frame says why the connection ended.

@@ -8,49 +8,27 @@
 #include "base/descriptor.h"
 #include "master/master_private.h"
 #include "net/socket.h"
+#include "net/strangers.h"
 
-enum { FAREWELL_CHUNKS = 64 }; // read from a peer at the end, at most
+enum {
+    FAREWELL_CHUNKS = 64, // read from a peer at the end, at most
+    // What is left of the work is done in the next turn.
+    RUNS_TURN_US = 20000, // of a turn for the connections of all runs, in equal parts
+    LATE_TURNS = 16,      // a run with more work than time judges silence only in one turn of so many
+};
 
 _Static_assert(CORE_MAX_KNOWN + MASTER_MAX_ANONYMOUS < ACTIONS_MAX_CONNS, "a place is left for other masters");
 
 // ---- connections ----
-
-static bool conn_hears(const struct conn *conn) {
-    return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN || conn->state == CONN_ASKED;
-}
 
 static bool has_limit(const struct conn *conn) {
     enum conn_state state = conn->state;
     return state == CONN_ANONYMOUS || state == CONN_HELD || state == CONN_CLOSING || state == CONN_ASKED;
 }
 
-// Frame types that a connection accepts: from another master; as the first frame over the local socket, which only
-// asks; and as the first frame of a stranger. The name of a run may come before the first frame.
-static bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
-static bool conn_carries_question(const struct wire_header *header) {
-    return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE || header->type == WIRE_RUNS ||
-           header->type == WIRE_REMOVE || header->type == WIRE_STACKS;
-}
-static bool conn_carries_first(const struct wire_header *header) {
-    return header->type == WIRE_HELLO || header->type == WIRE_RESUME || conn_carries_question(header);
-}
-static bool conn_carries_named_question(const struct wire_header *header) {
-    return header->type == WIRE_RUN || conn_carries_question(header);
-}
-static bool conn_carries_named_first(const struct wire_header *header) {
-    return header->type == WIRE_RUN || conn_carries_first(header);
-}
-static conn_carries_fn *conn_carries(const struct conn *conn) {
-    if (conn->state == CONN_KNOWN) return conn_carries_control;
-    if (conn->state == CONN_ASKED) return conn_carries_answer;
-    bool local = conn->source.family == 0, named = conn->named.chars[0] != 0;
-    if (named) return local ? conn_carries_question : conn_carries_first;
-    return local ? conn_carries_named_question : conn_carries_named_first;
-}
-
 // Reads at most one frame of a stranger, and holds only the memory that the frame takes. What is not heard is dropped.
 static ptrdiff_t conn_receive(struct conn *conn, uint8_t *chunk, size_t bytes) {
-    if (!conn_hears(conn)) return transport_receive(conn->stream, chunk, bytes);
+    if (!master_conn_hears(conn)) return transport_receive(conn->stream, chunk, bytes);
     return conn_in_receive(&conn->in, conn->stream, conn->state == CONN_KNOWN ? bytes : 0);
 }
 
@@ -58,7 +36,7 @@ static ptrdiff_t conn_receive(struct conn *conn, uint8_t *chunk, size_t bytes) {
 // that it claims; in another version it claims none, and will be refused. 0, -EBADE, or -EPROTO: malformed.
 static int conn_judge(const struct conn *conn, const struct wire_header *header, const uint8_t *body,
                       struct wire_hello *hello) {
-    if (conn_carries_question(header)) return 0;
+    if (master_conn_asks(header)) return 0;
     bool decoded = header->type == WIRE_HELLO ? wire_decode_hello(body, header->length, hello)
                                               : wire_decode_identity(body, header->length, hello);
     if (!decoded) return header->type == WIRE_HELLO ? -EPROTO : 0; // a malformed RESUME gets an answer
@@ -293,7 +271,7 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
     if (master_refuse_run(master, conn, header)) return;
     struct wire_hello hello;
     int error = conn_judge(conn, header, body, &hello);
-    if (error != 0 || conn_carries_question(header)) {
+    if (error != 0 || master_conn_asks(header)) {
         if (error != 0)
             conn_refuse(master, conn, error);
         else
@@ -320,26 +298,33 @@ static void on_answer(struct master *master, struct conn *conn, const struct wir
     master_conn_close(master, conn);
 }
 
-// Gives the state machine the frames that are complete.
-static void take_frames(struct master *master, struct conn *conn) {
-    while (conn_hears(conn)) {
+// Gives the state machine the frames that are complete. False: the time is over, and the connection put off.
+static bool take_frames(struct master *master, struct conn *conn) {
+    while (master_conn_hears(conn)) {
         struct wire_header header;
         const uint8_t *body;
-        enum conn_next next = conn_in_next(&conn->in, conn_carries(conn), &header, &body);
-        if (next == CONN_MORE) return;
+        enum conn_next next = conn_in_next(&conn->in, master_conn_carries(conn), &header, &body);
+        if (next == CONN_MORE) return true;
         if (next == CONN_FRAME && conn->state == CONN_ASKED)
             on_answer(master, conn, &header, body);
         else if (next == CONN_FRAME)
             on_frame(master, conn, &header, body);
         else
             conn_lose(master, conn, "it sent an invalid message");
+        bool left = master_conn_hears(conn) && conn->in.taken < conn->in.bytes.length;
+        if (!left || platform_now_ns() < master->turn_ends_ns) continue;
+        master_conn_put_off(master, conn, true);
+        return false;
     }
+    return true;
 }
 
 // Reads one chunk, so that the other connections have their turn. The poller does not tell of bytes that an encrypted
 // stream holds: these are read in the next turn.
 static void conn_read(struct master *master, struct conn *conn) {
     bool more;
+    if (!take_frames(master, conn)) return; // those that the turn before has left
+    if (conn->state == CONN_UNUSED || conn->state == CONN_LOST || conn->state == CONN_HELD) return;
     do {
         enum conn_state before = conn->state;
         ptrdiff_t got = conn_receive(conn, master->chunk, sizeof master->chunk);
@@ -349,6 +334,7 @@ static void conn_read(struct master *master, struct conn *conn) {
             conn_lose(master, conn,
                       got == 0         ? "its connection ended"
                       : got == -ENOMEM ? "the master is out of memory"
+                      : got == -ENOMSG ? transport_error(-ENOMSG)
                                        : "its connection broke");
             return;
         }
@@ -358,12 +344,12 @@ static void conn_read(struct master *master, struct conn *conn) {
         bool by_control = type != 0 && type != WIRE_TELEMETRY && type != WIRE_NUMBERS;
         if (conn->state == CONN_KNOWN && !conn->broken && by_control)
             core_heard(conn->run->core, master->now_ns, master_conn_index(master, conn));
-        take_frames(master, conn);
+        if (!take_frames(master, conn)) return;
         if (conn->state == CONN_UNUSED || conn->state == CONN_LOST || conn->state == CONN_HELD) return;
         more = conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED);
-    } while (more);
+    } while (more && platform_now_ns() < master->turn_ends_ns);
     if (conn->stream->buffered) master_conn_put_off(master, conn, true);
-    if (conn_hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
+    if (master_conn_hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
 }
 
 // The test of a newcomer's address has ended.
@@ -395,7 +381,8 @@ static void conn_handshake(struct master *master, struct conn *conn) {
 }
 
 static void accept_some(struct master *master, struct transport_listener *listener) {
-    for (uint32_t i = 0; i < TRANSPORT_LISTENER_TURN; i++) {
+    int64_t began = platform_now_ns();
+    for (uint32_t i = 0; i < TRANSPORT_LISTENER_TURN && master->strangers_ns < STRANGERS_TURN_US * US_NS; i++) {
         struct transport *stream;
         struct wire_address source;
         int error = transport_listener_accept(listener, &stream, &source, master->now_ns);
@@ -406,6 +393,9 @@ static void accept_some(struct master *master, struct transport_listener *listen
         struct conn *conn = master_conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
         if (conn != NULL) conn->source = source;
         if (conn != NULL) conn_handshake(master, conn);
+        int64_t now = platform_now_ns();
+        master->strangers_ns += now - began;
+        began = now;
     }
 }
 
@@ -440,7 +430,8 @@ static void act_on_time(struct master *master) {
     for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
         struct master_run *run = &master->runs[i];
         if (run->core == NULL) continue;
-        if (core_next_deadline(run->core) <= master->now_ns)
+        bool heard_all = !run->late || run->late_turns % LATE_TURNS == LATE_TURNS - 1;
+        if (heard_all && core_next_deadline(run->core) <= master->now_ns)
             carry_out(master, run, core_tick(run->core, master->now_ns));
         look_elsewhere(master, run);
         hear_others(master, run);
@@ -463,13 +454,48 @@ static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
     if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
 }
 
-static void read_put_off(struct master *master) {
+static void begin_turn(struct master *master) {
+    int64_t runs = 0;
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
+        struct master_run *run = &master->runs[i];
+        run->late_turns = run->late ? run->late_turns + 1 : 0;
+        run->late = false;
+        run->spent_ns = 0;
+        runs += run->core != NULL;
+    }
+    master->strangers_ns = 0;
+    master->run_turn_ns = RUNS_TURN_US * US_NS / (runs > 0 ? runs : 1);
+}
+
+// Serves a connection while its run, or all strangers, have time in this turn. False: they have none; it is put off.
+static bool serve_conn(struct master *master, struct conn *conn, uint32_t events) {
+    int64_t *spent = conn->run != NULL ? &conn->run->spent_ns : &master->strangers_ns;
+    int64_t left = (conn->run != NULL ? master->run_turn_ns : STRANGERS_TURN_US * US_NS) - *spent;
+    if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return true;
+    if (left <= 0 && conn->state != CONN_HELD) {
+        master_conn_put_off(master, conn, true);
+        if (conn->run != NULL) conn->run->late = true;
+        return false;
+    }
+    int64_t began = platform_now_ns();
+    master->turn_ends_ns = began + left;
+    on_conn(master, conn, events);
+    *spent += platform_now_ns() - began;
+    return true;
+}
+
+// The first one that is put off again comes first in the next turn.
+static void serve_put_off(struct master *master) {
+    uint32_t begin = master->put_off_first;
+    bool all = true;
     for (uint32_t i = 0, left = master->put_off_count; i < ACTIONS_MAX_CONNS && left > 0; i++) {
-        struct conn *conn = &master->conns[i];
-        if (!conn->put_off) continue;
+        uint32_t index = (begin + i) % ACTIONS_MAX_CONNS;
+        if (!master->conns[index].put_off) continue;
         left--;
-        master_conn_put_off(master, conn, false);
-        if (conn->state != CONN_LOST) conn_read(master, conn);
+        master_conn_put_off(master, &master->conns[index], false);
+        if (serve_conn(master, &master->conns[index], EPOLLIN | EPOLLOUT) || !all) continue;
+        all = false;
+        master->put_off_first = index;
     }
 }
 
@@ -482,6 +508,8 @@ static void serve(struct master *master) {
         int wait_ms = master->put_off_count > 0 ? 0 : platform_wait_ms(began, next_deadline(master));
         int count = epoll_wait(master->poller, events, MASTER_EVENTS, wait_ms);
         master->now_ns = platform_now_ns();
+        begin_turn(master);
+        serve_put_off(master);
         for (int i = 0; i < count; i++) {
             uint64_t token = events[i].data.u64;
             if (token == MASTER_TOKEN_WAKE)
@@ -489,9 +517,8 @@ static void serve(struct master *master) {
             else if (token >= MASTER_TOKEN_LISTENER)
                 accept_some(master, &master->listeners[token - MASTER_TOKEN_LISTENER]);
             else
-                on_conn(master, &master->conns[token], events[i].events);
+                serve_conn(master, &master->conns[token], events[i].events);
         }
-        read_put_off(master);
         tell_lost(master);
         overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
         if (overslept) continue;

@@ -58,6 +58,9 @@ struct master_run {
     int64_t known_until_ns;   // the answer holds
     int64_t looks_ns;         // for a run of another master; INT64_MAX: nobody waits here
     uint64_t begun;           // grows from run to run: the lowest is the oldest
+    int64_t spent_ns;         // on its connections, in this turn
+    bool late;                // there was no time for some of them
+    uint32_t late_turns;      // in a row, before this one
 };
 
 struct conn {
@@ -76,7 +79,7 @@ struct conn {
     struct conn_in in;
     struct conn_out out;
     bool wants_write;
-    bool put_off; // its stream holds bytes that are read in the next turn
+    bool put_off; // served in the next turn: its stream holds bytes, frames are left, or its time was over
 };
 
 struct master {
@@ -107,7 +110,9 @@ struct master {
     int64_t ends_ns;           // unless somebody comes; INT64_MAX: somebody is here
     struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[ACTIONS_MAX_CONNS];
-    uint32_t conn_count[CONN_STATES], put_off_count;
+    uint32_t conn_count[CONN_STATES], put_off_count, put_off_first;
+    int64_t strangers_ns, run_turn_ns;        // spent on strangers, and to be spent on each run, in this turn
+    int64_t turn_ends_ns;                     // for the connection that is served now
     struct core_loss lost[ACTIONS_MAX_CONNS]; // in this turn
     size_t lost_count;
     struct core_loss batch[ACTIONS_MAX_CONNS]; // of these, those of one run
@@ -142,6 +147,12 @@ void master_close_all(struct master *master);
 static inline uint32_t master_conn_index(const struct master *master, const struct conn *conn) {
     return (uint32_t)(conn - master->conns);
 }
+static inline bool master_conn_hears(const struct conn *conn) {
+    return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN || conn->state == CONN_ASKED;
+}
+// Whether a frame of this type asks for something, and is answered with the end of the connection.
+bool master_conn_asks(const struct wire_header *header);
+conn_carries_fn *master_conn_carries(const struct conn *conn);
 void master_conn_set(struct master *master, struct conn *conn, enum conn_state state);
 void master_conn_put_off(struct master *master, struct conn *conn, bool put_off);
 // Opens a connection in a free place. NULL: there is none, and it is closed.

@@ -437,6 +437,7 @@ static void *run(void *server) {
     int64_t ticked = platform_now_ns();
     while (take_given(s)) {
         int count = epoll_wait(s->epoll, events, EVENTS, TURN_MS);
+        int64_t strangers_ns = 0;
         for (int i = 0; i < count; i++) {
             struct end *end = events[i].data.ptr;
             if (events[i].data.ptr == &s->wake)
@@ -445,8 +446,11 @@ static void *run(void *server) {
                 accept_some(s);
             else if (end->state == END_JOINED)
                 carry(s, end, events[i].events);
-            else if (end->state != END_CLOSED)
+            else if (end->state != END_CLOSED && strangers_ns < STRANGERS_TURN_US * US_NS) {
+                int64_t began = platform_now_ns();
                 hear(s, end);
+                strangers_ns += platform_now_ns() - began;
+            }
         }
         int64_t now = platform_now_ns();
         if (now - ticked >= TURN_MS * MS_NS) {

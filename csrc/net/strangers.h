@@ -13,6 +13,7 @@
 enum {
     STRANGERS_ADDRESSES = 256, // slots: addresses may share one
     STRANGERS_CROWD = 4,       // an address with more than one of so many is a crowd
+    STRANGERS_TURN_US = 5000,  // of a turn of a thread that serves others, too; the rest waits for the next turn
 };
 
 enum strangers_shown { STRANGERS_NOTHING, STRANGERS_BYTES, STRANGERS_PROOF, STRANGERS_KINDS };

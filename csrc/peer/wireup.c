@@ -212,7 +212,8 @@ void wireup_recheck(struct wireup *w) {
 }
 
 static void accept_some(struct wireup *w, struct transport_listener *listener, int64_t now) {
-    for (int i = 0; i < TRANSPORT_LISTENER_TURN; i++) {
+    int64_t until = platform_now_ns() + STRANGERS_TURN_US * US_NS;
+    for (int i = 0; i < TRANSPORT_LISTENER_TURN && platform_now_ns() < until; i++) {
         struct transport *stream;
         struct wire_address from;
         int error = transport_listener_accept(listener, &stream, &from, now);
@@ -375,14 +376,24 @@ static void advance(struct wireup *w, struct connection *c, int64_t now) {
 }
 
 void wireup_handle(struct wireup *w, uint64_t data, int64_t now) {
+    if (now != w->turn) {
+        w->turn = now;
+        w->strangers_ns = 0;
+    }
+    bool late = w->strangers_ns >= STRANGERS_TURN_US * US_NS; // the poller tells again in the next turn
+    int64_t began = platform_now_ns();
     if (data < w->first_data + LISTENERS) {
-        accept_some(w, &w->listeners[data - w->first_data], now);
+        if (!late) accept_some(w, &w->listeners[data - w->first_data], now);
+        w->strangers_ns += platform_now_ns() - began;
         return;
     }
     uint64_t name = data - w->first_data - 1;
     uint32_t slot = (uint32_t)name & 0xfffff, serial = (uint32_t)(name >> 20);
     struct connection *c = slot < w->slot_count ? w->slots[slot] : NULL;
-    if (c != NULL && c->serial == serial) advance(w, c, now);
+    if (c == NULL || c->serial != serial) return;
+    bool stranger = c->state == AWAIT_HELLO;
+    if (!stranger || !late) advance(w, c, now);
+    if (stranger) w->strangers_ns += platform_now_ns() - began;
 }
 
 static void time_out(struct wireup *w, struct connection *c) {

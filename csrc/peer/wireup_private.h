@@ -88,6 +88,7 @@ struct wireup {
     uint32_t slot_count, serial;
     struct wireup_event *events;
     size_t event_first, event_count, event_capacity;
+    int64_t turn, strangers_ns; // what handshakes and hellos have taken in the turn that is named by its time
     struct relay_server *relay; // NULL: nobody has asked for it yet
     uint8_t *scratch;           // junk to send, bytes received
 };
