@@ -69,6 +69,7 @@ struct engine {
     struct algorithm_shared *shared;
     struct pool *pool;
     struct rendezvous *rendezvous; // of data/slots; thread; NULL: memory is shared with nobody. Its address is its tag
+    int64_t claims_ns;             // thread: when slots are claimed again; INT64_MAX: no claim has failed
     struct backup_cache backups;
     struct op_stats op_stats;
 
@@ -131,6 +132,7 @@ struct slots {
 struct op_peer {
     struct neighbour link;   // first
     struct op_member member; // rank UINT32_MAX: it is no member
+    bool claims_again;       // its socket took no connection
     bool offered;            // in this epoch it has told the name of its socket, which is in `rendezvous`
     uint8_t rendezvous[RENDEZVOUS_NAME_BYTES];
     struct slots slots;

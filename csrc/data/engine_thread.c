@@ -57,7 +57,7 @@ static void leave_epoch(struct engine *engine) {
     for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next) {
         struct op_peer *op_peer = op_peer_of(peer);
         op_peer->eager_bytes = 0;
-        op_peer->offered = false;
+        op_peer->offered = op_peer->claims_again = false;
         slots_end(&op_peer->slots);
         if (op_peer->member.rank == UINT32_MAX) service_changed(engine, peer, SERVICE_PEER_LEFT);
     }
@@ -205,7 +205,7 @@ static void work(struct engine *engine) {
         struct service *service = engine->service;
         int timeout_ms = service == NULL ? -1 : service->type->step(service);
         lanes_check_silence(engine->lanes);
-        timeout_ms = telemetry_step(engine, timeout_ms);
+        timeout_ms = slots_step(engine, telemetry_step(engine, timeout_ms));
         lanes_look_at_buckets(engine->lanes);
         busy = lane_step_all(&engine->lanes->ready);
         lanes_free_broken(engine->lanes);
@@ -241,6 +241,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     struct engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL) return NULL;
     engine->self = *self;
+    engine->claims_ns = INT64_MAX;
     engine->callbacks = *callbacks;
     struct op_driver driver = engine_driver(engine);
     call_table_init(&engine->call_table, &driver, algorithm_work_bytes());

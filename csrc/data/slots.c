@@ -1,5 +1,6 @@
 #include "data/slots.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "base/descriptor.h"
@@ -223,7 +224,11 @@ enum slots_leaf slots_reserve_leaf(struct neighbour *to, size_t bytes, uint32_t 
 }
 
 // ---- members of one host find each other and hand over their slots ----
-enum { CLAIMS_PER_TURN = 64, ADDRESS_BYTES = 1 + 16 + 2 };
+enum {
+    CLAIMS_PER_TURN = 64,
+    CLAIM_AGAIN_MS = 1000, // after too many connections have waited at a neighbour's socket
+    ADDRESS_BYTES = 1 + 16 + 2,
+};
 
 // A link as a claim names it, with the addresses swapped between the two sides.
 struct claimed_link {
@@ -274,11 +279,30 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
     }
     if (claim.count == 0) return;
     int slots = make(&op_peer_of(peer)->slots);
-    bool brought = rendezvous_send(op_peer_of(peer)->rendezvous, &claim, claim_length(claim.count), slots);
+    int error = rendezvous_send(op_peer_of(peer)->rendezvous, &claim, claim_length(claim.count), slots);
     descriptor_close(slots);
-    if (brought) return;
+    op_peer_of(peer)->claims_again = error == -EAGAIN;
+    if (error == 0) return;
+    if (error == -EAGAIN) engine->claims_ns = platform_now_ns() + CLAIM_AGAIN_MS * MS_NS;
     if (slots >= 0) drop_own(&op_peer_of(peer)->slots);
     LOG(LOG_DEBUG, "cannot reach the rendezvous socket of a neighbour: its chunks go through TCP");
+}
+
+int slots_step(struct engine *engine, int timeout_ms) {
+    if (engine->rendezvous == NULL) return timeout_ms;
+    int64_t now_ns = platform_now_ns(), at_ns = rendezvous_tick(engine->rendezvous, now_ns);
+    if (platform_earlier(at_ns, engine->claims_ns) == INT64_MAX) return timeout_ms;
+    engine_lock(engine);
+    if (now_ns >= engine->claims_ns) {
+        engine->claims_ns = INT64_MAX;
+        for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next)
+            if (op_peer_of(peer)->claims_again && op_peer_of(peer)->offered && engine->call_table.ready)
+                claim_links(engine, peer);
+    }
+    at_ns = platform_earlier(at_ns, engine->claims_ns);
+    engine_unlock(engine);
+    int ms = platform_wait_ms(now_ns, at_ns);
+    return timeout_ms < 0 || (ms >= 0 && ms < timeout_ms) ? ms : timeout_ms;
 }
 
 void slots_announce(struct engine *engine) {

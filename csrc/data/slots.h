@@ -43,8 +43,10 @@ enum {
 void slots_end(struct slots *slots);
 
 // ---- members of one host find each other and hand over their slots ----
-void slots_announce(struct engine *engine);    // all links are there
-void slots_announced(struct lane *lane);       // thread
+void slots_announce(struct engine *engine); // all links are there
+void slots_announced(struct lane *lane);    // thread
+// Listens and claims again after a pause. Returns how long the thread may wait, at most `timeout_ms`; -1: any time.
+int slots_step(struct engine *engine, int timeout_ms);
 void slots_take_claims(struct engine *engine); // thread
 // Returns whether the other end may be a process of this host.
 bool slots_may_come(const struct lane *lane);

@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#define LOG_COMPONENT "security"
 #include "net/rendezvous.h"
 
 #include <errno.h>
@@ -11,13 +12,15 @@
 #include <sys/un.h>
 
 #include "base/descriptor.h"
+#include "base/log.h"
 #include "base/platform.h"
 #include "net/socket.h"
 
 enum {
     CALLERS_MAX = 16,     // that have connected and sent nothing yet; an honest one does both at once
     TURN_MAX = 64,        // callers taken in at once, so that nobody keeps the thread from its work
-    STRANGERS_MAX = 4096, // then the socket closes for good
+    STRANGERS_MAX = 1024, // in a second; then nobody is taken in for a second
+    PAUSE_MS = 1000,
     BACKLOG = 1024,
     MASTER_BACKLOG = 64,
 };
@@ -70,10 +73,12 @@ int rendezvous_dial_master(const struct wire_address *master) {
 // ---- the socket of an engine ----
 
 struct rendezvous {
-    int epoll, listener; // the listener is -1 when the socket is closed for good
+    int epoll, listener;
     void *tag;
     uint8_t name[RENDEZVOUS_NAME_BYTES];
-    uint32_t strangers;
+    uint32_t strangers;           // since `since_ns`
+    int64_t since_ns, resumes_ns; // INT64_MAX: it listens
+    struct log_limit log;
     uint32_t count, turn;
     int callers[CALLERS_MAX]; // connections, the oldest first
 };
@@ -95,8 +100,8 @@ static bool watch(const struct rendezvous *rendezvous, int fd) {
 struct rendezvous *rendezvous_open(int epoll, void *tag) {
     struct rendezvous *rendezvous = calloc(1, sizeof *rendezvous);
     if (rendezvous == NULL) return NULL;
-    rendezvous->epoll = epoll;
-    rendezvous->tag = tag;
+    *rendezvous =
+        (struct rendezvous){.epoll = epoll, .tag = tag, .resumes_ns = INT64_MAX, .log = {.lines = 1, .seconds = 60}};
     rendezvous->listener = descriptor_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
     struct sockaddr_un address;
     if (rendezvous->listener >= 0 && platform_random(rendezvous->name, sizeof rendezvous->name)) {
@@ -109,11 +114,6 @@ struct rendezvous *rendezvous_open(int epoll, void *tag) {
     return NULL;
 }
 
-static void shut(struct rendezvous *rendezvous) {
-    descriptor_close(rendezvous->listener);
-    rendezvous->listener = -1;
-}
-
 static void dismiss(struct rendezvous *rendezvous, uint32_t index) {
     descriptor_close(rendezvous->callers[index]);
     memmove(rendezvous->callers + index, rendezvous->callers + index + 1,
@@ -123,7 +123,7 @@ static void dismiss(struct rendezvous *rendezvous, uint32_t index) {
 void rendezvous_close(struct rendezvous *rendezvous) {
     if (rendezvous == NULL) return;
     while (rendezvous->count > 0) dismiss(rendezvous, 0);
-    shut(rendezvous);
+    descriptor_close(rendezvous->listener);
     free(rendezvous);
 }
 
@@ -138,15 +138,43 @@ static bool let_in(struct rendezvous *rendezvous, int fd) {
     return true;
 }
 
+static bool listen_again(struct rendezvous *rendezvous, bool listens) {
+    struct epoll_event event = {.events = listens ? EPOLLIN : 0, .data.ptr = rendezvous->tag};
+    return epoll_ctl(rendezvous->epoll, EPOLL_CTL_MOD, rendezvous->listener, &event) == 0;
+}
+
+// Counts a connection of another user, or an error: without descriptors the listener would stay readable, and the
+// thread would spin.
+static void count_stranger(struct rendezvous *rendezvous, int fd) {
+    int64_t now_ns = platform_now_ns();
+    if (now_ns - rendezvous->since_ns > PAUSE_MS * MS_NS) rendezvous->strangers = 0;
+    if (rendezvous->strangers == 0) rendezvous->since_ns = now_ns;
+    if (fd >= 0 && ++rendezvous->strangers < STRANGERS_MAX) return;
+    struct ucred who = {.uid = (uid_t)-1};
+    socklen_t length = sizeof who;
+    if (fd >= 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0)
+        LOG_LIMITED(&rendezvous->log, LOG_WARN,
+                    "the user with id %u floods this process with connections to its socket for same-host memory; it "
+                    "takes none for 1 s each time, and peers that it cannot reach use TCP until then",
+                    who.uid);
+    rendezvous->strangers = 0;
+    if (listen_again(rendezvous, false)) rendezvous->resumes_ns = now_ns + PAUSE_MS * MS_NS;
+}
+
+int64_t rendezvous_tick(struct rendezvous *rendezvous, int64_t now_ns) {
+    if (now_ns >= rendezvous->resumes_ns)
+        rendezvous->resumes_ns = listen_again(rendezvous, true) ? INT64_MAX : now_ns + PAUSE_MS * MS_NS;
+    return rendezvous->resumes_ns;
+}
+
 static void accept_callers(struct rendezvous *rendezvous) {
-    for (int i = 0; i < TURN_MAX && rendezvous->listener >= 0; i++) {
+    for (int i = 0; i < TURN_MAX && rendezvous->resumes_ns == INT64_MAX; i++) {
         int fd = descriptor_accept(rendezvous->listener, NULL, NULL);
         if (fd == -EAGAIN) return;
         if (fd == -EINTR || fd == -ECONNABORTED) continue;
-        bool welcome = fd >= 0 && let_in(rendezvous, fd);
-        if (!welcome) descriptor_close(fd);
-        // Without descriptors the listener would stay readable, and the thread would spin.
-        if (fd < 0 || (!welcome && ++rendezvous->strangers == STRANGERS_MAX)) shut(rendezvous);
+        if (fd >= 0 && let_in(rendezvous, fd)) continue;
+        count_stranger(rendezvous, fd);
+        descriptor_close(fd);
     }
 }
 
@@ -168,14 +196,15 @@ bool rendezvous_take(struct rendezvous *rendezvous, struct rendezvous_claim *out
     return false;
 }
 
-bool rendezvous_send(const uint8_t name[RENDEZVOUS_NAME_BYTES], const void *claim, size_t length, int shared) {
+int rendezvous_send(const uint8_t name[RENDEZVOUS_NAME_BYTES], const void *claim, size_t length, int shared) {
     int fd = descriptor_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
-    if (fd < 0) return false;
+    if (fd < 0) return fd;
     struct sockaddr_un address;
     socklen_t address_length = address_of(&address, name);
     // The sent bytes stay readable after the end, and the kernel still tells who sent them.
     bool brought = connect(fd, (struct sockaddr *)&address, address_length) == 0 &&
                    descriptor_deliver(fd, claim, length, shared) == (ssize_t)length;
+    int error = brought ? 0 : errno != 0 ? -errno : -EIO;
     descriptor_close(fd);
-    return brought;
+    return error;
 }

@@ -40,11 +40,14 @@ struct rendezvous *rendezvous_open(int epoll, void *tag);
 // NULL is allowed.
 void rendezvous_close(struct rendezvous *rendezvous);
 const uint8_t *rendezvous_name(const struct rendezvous *rendezvous);
+// Ends a pause of the socket that is over: after a flood of connections of other users, or for want of descriptors, it
+// takes no connection for a second. Returns when to call again; INT64_MAX: it listens.
+int64_t rendezvous_tick(struct rendezvous *rendezvous, int64_t now_ns);
 // Takes the next claim. Call it until it returns false whenever `tag` has an event. Never blocks. Drops claims of other
 // users.
 bool rendezvous_take(struct rendezvous *rendezvous, struct rendezvous_claim *out);
 // Sends a claim to the socket of this name, with a copy of the descriptor `shared` unless that is -1. Never blocks.
-// Returns false if it cannot be sent.
-bool rendezvous_send(const uint8_t name[RENDEZVOUS_NAME_BYTES], const void *claim, size_t length, int shared);
+// Returns 0, or -errno if it cannot be sent; -EAGAIN: too many connections wait there.
+int rendezvous_send(const uint8_t name[RENDEZVOUS_NAME_BYTES], const void *claim, size_t length, int shared);
 
 #endif

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/platform.h"
 #include "check.h"
 #include "far_end.h"
@@ -19,6 +20,7 @@
 #include "data/engine.h"
 #include "base/memory.h"
 #include "enter_epoch.h"
+#include "net/rendezvous.h"
 #include "net/socket.h"
 #include "net/wire_data.h"
 #include "ops/plan.h"
@@ -279,6 +281,80 @@ static void test_users(void) {
     check_case("a child of our own user");
     claim_as_child(0, &claim); // it has the links; its slots stay when it is gone
     CHECK(is_believed());
+    end();
+}
+
+// Connects as another user so many times; the socket takes none at times.
+static void flood(int times) {
+    struct sockaddr_un address;
+    socklen_t length = rendezvous_address(&address);
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        if (setuid(NOBODY) != 0) _exit(1);
+        while (times > 0) {
+            int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+            if (connect(fd, (struct sockaddr *)&address, length) == 0)
+                times--;
+            else if (errno == EAGAIN)
+                usleep(1000);
+            else
+                _exit(2);
+            close(fd);
+        }
+        _exit(0);
+    }
+    int status = 1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK_EQ(status, 0);
+}
+
+static void test_flood(void) {
+    if (getuid() != 0) return;
+    check_case("a flood of another user");
+    begin();
+    CHECK(log_capture_begin() >= 0);
+    flood(5000);
+    struct claim claim = true_claim();
+    answered(claim_at(&claim, length_of(&claim)));
+    CHECK(is_believed());
+    log_capture_end();
+    struct log_line line;
+    int told = 0;
+    while (log_capture_take(&line)) told += strstr(line.text, "user with id 65534") != NULL;
+    CHECK_EQ(told, 1);
+    end();
+}
+
+// A neighbour whose socket is full when the engine claims its links: it claims them again.
+static void test_full(void) {
+    check_case("a socket that takes no more");
+    begin();
+    uint8_t own[RENDEZVOUS_NAME];
+    memcpy(own, offered, sizeof own);
+    memset(offered, 9, sizeof offered);
+    memcpy(offered, &(pid_t){getpid()}, sizeof(pid_t));
+    struct sockaddr_un address;
+    socklen_t length = rendezvous_address(&address);
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), fillers[2], taken;
+    char bytes[RENDEZVOUS_CLAIM_BYTES];
+    REQUIRE(bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
+    for (int i = 0; i < 2; i++) {
+        fillers[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        REQUIRE(connect(fillers[i], (struct sockaddr *)&address, length) == 0);
+    }
+    offer(offered);
+    for (int i = 0; i < 2; i++) {
+        REQUIRE((taken = accept(listener, NULL, NULL)) >= 0);
+        close(taken);
+        close(fillers[i]);
+    }
+    REQUIRE(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, 1000 * CHECK_PATIENCE_S) == 1);
+    REQUIRE((taken = accept(listener, NULL, NULL)) >= 0);
+    CHECK(recv(taken, bytes, sizeof bytes, 0) > (ssize_t)ADDRESS);
+    close(taken);
+    close(listener);
+    memcpy(offered, own, sizeof own);
     end();
 }
 
@@ -583,6 +659,8 @@ int main(void) {
     test_claims();
     test_own_offer_sent_back();
     test_users();
+    test_flood();
+    test_full();
     test_garbage();
     test_fork();
     test_slots();
