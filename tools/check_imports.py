@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: From the bottom to the top. A name is a module of `pccl`, or a folder with all that is in it. What is in one line stands beside
 #: each other: no import goes from one to another. Inside a folder only circles are forbidden.
 LAYERS = [
-    ("_native", "_sparse_forms", "_snapshot_kernels", "_exports", "_version", "_files", "_processes", "_waits"),
+    ("_native", "_sparse_forms", "_snapshot_kernels", "_exports", "_version", "_bounded", "_files", "_processes", "_waits"),
     ("_holder", "_loader", "_reports", "_results", "notice", "state._tree", "state._objects"),
     ("_errors", "_findings", "_log", "_cuda", "state._snapshots.code", "state._snapshots.placement"),
     ("_enums", "_calls", "cuda", "state._checkpoint", "state._snapshots.config"),

@@ -2,15 +2,19 @@
 
 A message is the length of a JSON text (8 bytes, little-endian), the text, and raw bytes. JSON's numbers, strings, true, false,
 null and lists stand for themselves. Anything else is an object with one key, its kind: {"dict": [[key, value], ...]}. Tensors,
-arrays and bytes are places in the raw bytes.
+arrays and bytes are places in the raw bytes, one behind the other. Zeros at the end lengthen a message whose values take more
+than MEMORY times its size, so that a reader who refuses such messages refuses none of `encode`.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import math
+import operator
 import struct
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,14 +22,33 @@ from uuid import UUID
 
 import torch
 
+from pccl._bounded import weigh
+
 LIMIT_BYTES = 1 << 34
 """The largest message that a peer accepts."""
 
 DEPTH = 100
 """The deepest nesting of a tree."""
 
+MEMORY = 6
+"""The most bytes of memory for each byte of a message, beside copies of the message itself."""
+
+FREE_BYTES = 1 << 16
+"""Memory that the values of each message may take, however short it is."""
+
+ALIKE = 16
+"""Keys of one hash that a set or dict may have: a search among them takes time in proportion."""
+
+DIMENSIONS = 64
+"""Of a tensor or array, at most."""
+
+DIGITS = sys.int_info.default_max_str_digits
+"""Of an integer, at most: Python takes quadratic time to read one."""
+
 _ALIGN = 64
 _HEAD = struct.Struct("<Q")
+_LEVELS = 3 * (DEPTH + 1)
+"""Of JSON: a dict has an object, a list and a list for each pair."""
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _NUMPY_KINDS = "biufc"
 
@@ -70,9 +93,15 @@ def allow(
 def encode(value: Any) -> bytearray:
     """Returns a plain tree as bytes. TreeError: the tree has a value of another class, or is too deep or too large."""
     writer = _Writer()
-    text = json.dumps(writer.tree(value, "", 0), allow_nan=False, separators=(",", ":")).encode()
+    try:
+        text = json.dumps(writer.tree(value, "", 0), allow_nan=False, separators=(",", ":")).encode()
+    except TreeError:
+        raise
+    except ValueError as error:  # an integer of too many digits
+        raise TreeError(f"the state cannot be sent: {error}") from None
     start = _aligned(_HEAD.size + len(text))
-    out = bytearray(start + writer.size)
+    weight = writer.weight + weigh(text, _ANY, _LEVELS)
+    out = bytearray(max(start + writer.size, -(-(weight - FREE_BYTES) // MEMORY)))
     if len(out) > LIMIT_BYTES:
         raise TreeError(f"the state has {len(out)} bytes beside shared tensors, and at most {LIMIT_BYTES} can be sent")
     _HEAD.pack_into(out, 0, len(text))
@@ -87,6 +116,7 @@ class _Writer:
     def __init__(self) -> None:
         self.raw: list[tuple[int, memoryview]] = []
         self.size = 0
+        self.weight = 0
 
     def tree(self, value: Any, path: str, depth: int) -> Any:
         """`value` as JSON has it. `path` is its place, for errors."""
@@ -101,6 +131,7 @@ class _Writer:
             return [self.tree(one, f"{path}[{place}]", depth + 1) for place, one in enumerate(value)]
         found = self._tagged(value, kind, path, depth)
         if found is not None:
+            self.weight += _weight_of(*next(iter(found.items())))
             return found
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise TreeError(
@@ -142,6 +173,7 @@ class _Writer:
             raise TreeError(f"{path or 'the state'} is a {tensor.layout} tensor on {tensor.device}, which cannot be sent")
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         name = str(plain.dtype).removeprefix("torch.")
+        _require_shape(list(plain.shape), plain.dtype.itemsize, path or "the state")
         content = plain.reshape(-1).view(torch.uint8).numpy().data.cast("B") if plain.numel() else memoryview(b"")
         return [name, list(plain.shape), *self._add(content)]
 
@@ -151,6 +183,7 @@ class _Writer:
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _NUMPY_KINDS:
             kind = "array" if isinstance(value, np.ndarray) else "scalar"
             plain = np.ascontiguousarray(value)
+            _require_shape(list(value.shape), value.dtype.itemsize, path or "the state")
             content = plain.reshape(-1).view(np.uint8).data.cast("B") if plain.size else memoryview(b"")
             return {kind: [value.dtype.str, list(value.shape), *self._add(content)]}
         return None
@@ -182,17 +215,21 @@ _MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
     "ordereddict": OrderedDict,
     "counter": collections.Counter,
 }
+_SETS = ("set", "frozenset")
 _NAMES: dict[Any, str] = {kind: name for name, kind in (*_SEQUENCES.items(), *_MAPPINGS.items())}
 _NAMES[collections.defaultdict] = "dict"
 
 # ---- decode ----
 
+_ANY = 1 << 62
 
-def decode(content: bytes | bytearray | memoryview, *, numbers_and_text: bool = False) -> Any:
+
+def decode(content: bytes | bytearray | memoryview, *, numbers_and_text: bool = False, bounded: bool = True) -> Any:
     """Returns the tree that `encode` was given. Tensors are on the CPU, in memory of their own.
 
     TreeError: the bytes are no tree, or the tree has a class that `allow` was not called for in this process. With
-    `numbers_and_text`, tensors, arrays, bytes and objects are refused, so the tree takes no more memory than its text.
+    `numbers_and_text`, tensors, arrays, bytes and objects are refused. The tree takes at most MEMORY + 1 times the memory of its
+    bytes and FREE_BYTES, unless `bounded` is False, for files that an earlier version wrote.
     """
     view = memoryview(content).cast("B")
     if len(view) < _HEAD.size or len(view) > LIMIT_BYTES:
@@ -200,96 +237,164 @@ def decode(content: bytes | bytearray | memoryview, *, numbers_and_text: bool = 
     (length,) = _HEAD.unpack_from(view, 0)
     if length > len(view) - _HEAD.size:
         raise TreeError("the state is truncated")
+    room = FREE_BYTES + MEMORY * len(view) if bounded else _ANY
+    text = view[_HEAD.size : _HEAD.size + length]
+    parse_int = int if 0 < sys.get_int_max_str_digits() <= DIGITS else _integer
     try:
-        tree = json.loads(bytes(view[_HEAD.size : _HEAD.size + length]), parse_constant=_refuse_constant)
+        room -= weigh(bytes(text), room, _LEVELS)
+        tree = json.loads(str(text, "ascii"), object_pairs_hook=_tagged, parse_int=parse_int, parse_constant=_refuse_constant)
+    except TreeError:
+        raise
     except (ValueError, RecursionError) as error:
         raise TreeError(f"the state is malformed: {error}") from None
-    return _Reader(view[_aligned(_HEAD.size + length) :], _LARGE_KINDS if numbers_and_text else frozenset()).value(tree, 0)
+    refused = _LARGE_KINDS if numbers_and_text else frozenset()
+    return _Reader(view[_aligned(_HEAD.size + length) :], refused, room).value(tree, 0)
 
 
 def _refuse_constant(text: str) -> Any:
     raise TreeError(f"the state is malformed: {text}")
 
 
+def _integer(text: str) -> int:
+    if len(text) > DIGITS:
+        raise TreeError(f"the state is malformed: an integer of {len(text)} digits")
+    return int(text)
+
+
+def _tagged(pairs: list[tuple[str, Any]]) -> tuple[str, Any]:
+    """Makes a tuple, which JSON has not, of an object: its kind and its content."""
+    if len(pairs) != 1:
+        raise TreeError("the state is malformed: an object has one key")
+    return pairs[0]
+
+
 class _Reader:
-    def __init__(self, raw: memoryview, refused: frozenset[str]) -> None:
+    """Makes values of what JSON has, in place, so that no list is there twice."""
+
+    def __init__(self, raw: memoryview, refused: frozenset[str], room: int) -> None:
         self._raw = raw
         self._refused = refused
+        self._room = room
+        self._end = 0  # of the raw bytes that were taken
 
     def value(self, tree: Any, depth: int) -> Any:
         if depth > DEPTH:
             raise TreeError(f"the state is nested more than {DEPTH} deep")
-        if isinstance(tree, list):
-            return [self.value(one, depth + 1) for one in tree]
-        if not isinstance(tree, dict):
+        if type(tree) is list:
+            return self.sequence(tree, depth)
+        if type(tree) is not tuple:
             return tree
-        if len(tree) != 1:
-            raise TreeError("the state is malformed: an object has one key")
-        ((kind, content),) = tree.items()
+        kind, content = tree
         if kind in self._refused:
             raise TreeError(f"the state is malformed: kind {kind!r}")
+        self._room -= _weight_of(kind, content)
+        if self._room < 0:
+            raise TreeError("the state is malformed: its values take more memory than its size permits")
         try:
             if kind in _SEQUENCES:
-                return _SEQUENCES[kind](self.sequence(content, depth))
+                return self.collection(kind, content, depth)
             if kind in _MAPPINGS:
                 return _MAPPINGS[kind](self.pairs(content, depth))
             if kind == "object":
                 return self.object(content, depth)
             if kind not in _KINDS:
-                raise TreeError(f"the state is malformed: kind {kind!r}")
+                raise TreeError(f"the state is malformed: kind {kind!r:.60}")
             return _KINDS[kind](self, content)
         except TreeError:
             raise
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError) as error:
-            raise TreeError(f"the state is malformed: cannot make a {kind}: {error}") from None
+            raise TreeError(f"the state is malformed: cannot make a {kind}: {error!s:.200}") from None
 
     def sequence(self, content: Any, depth: int) -> list[Any]:
-        if not isinstance(content, list):
+        if type(content) is not list:
             raise TreeError("the state is malformed: a sequence is a list")
-        return [self.value(one, depth + 1) for one in content]
+        for place, one in enumerate(content):
+            if type(one) is list or type(one) is tuple:
+                content[place] = self.value(one, depth + 1)
+        return content
+
+    def collection(self, kind: str, content: Any, depth: int) -> Any:
+        items = self.sequence(content, depth)
+        if kind in _SETS:
+            _require_apart(items)
+        made = _SEQUENCES[kind](items)
+        _require_all(made, items)
+        return made
 
     def pairs(self, content: Any, depth: int) -> dict[Any, Any]:
-        return {self.value(key, depth + 1): self.value(one, depth + 1) for key, one in content}
+        if type(content) is not list or not all(type(pair) is list and len(pair) == 2 for pair in content):
+            raise TreeError("the state is malformed: a dict is a list of pairs")
+        for pair in content:
+            self.sequence(pair, depth)
+        _require_apart([key for key, _ in content])
+        made = dict(content)
+        _require_all(made, content)
+        return made
 
     def raw(self, offset: Any, length: Any) -> memoryview:
-        whole = isinstance(offset, int) and isinstance(length, int)
-        if not whole or offset < 0 or length < 0 or offset + length > len(self._raw):
-            raise TreeError("the state is malformed: bytes beyond its end")
+        whole = type(offset) is int and type(length) is int
+        if not whole or offset < self._end or length < 0 or offset + length > len(self._raw):
+            raise TreeError("the state is malformed: bytes beyond its end, or that it has twice")
+        self._end = offset + length
         return self._raw[offset : offset + length]
 
     def tensor(self, content: Any) -> torch.Tensor:
         name, shape, offset, length = content
         dtype = _DTYPES[name]
-        if not all(isinstance(one, int) and one >= 0 for one in shape):
-            raise TreeError(f"the state is malformed: a tensor of shape {shape}")
-        if math.prod(shape) * dtype.itemsize != length:
-            raise TreeError(f"the state is malformed: {length} bytes for a tensor of shape {shape}")
+        if _require_shape(shape, dtype.itemsize) != length:
+            raise TreeError(f"the state is malformed: {length!r:.60} bytes for a tensor of shape {shape}")
+        source = self.raw(offset, length)
         made = torch.empty(tuple(shape), dtype=dtype, device="cpu")
         if length:
-            made.reshape(-1).view(torch.uint8).numpy()[:] = self.raw(offset, length)
+            made.reshape(-1).view(torch.uint8).numpy()[:] = source
         return made
 
     def numpy(self, content: Any) -> Any:
         import numpy as np
 
         text, shape, offset, length = content
-        dtype = np.dtype(str(text))
-        if dtype.kind not in _NUMPY_KINDS or dtype.hasobject:
-            raise TreeError(f"the state is malformed: an array of {dtype}")
-        return np.frombuffer(bytes(self.raw(offset, length)), dtype=dtype).reshape(shape).copy()
+        dtype = np.dtype(text if type(text) is str and len(text) < 8 else "O")
+        if dtype.kind not in _NUMPY_KINDS or dtype.hasobject or dtype.str != text:
+            raise TreeError(f"the state is malformed: an array of {text!r:.60}")
+        if _require_shape(shape, dtype.itemsize) != length:
+            raise TreeError(f"the state is malformed: {length!r:.60} bytes for an array of shape {shape}")
+        return np.frombuffer(self.raw(offset, length), dtype=dtype).reshape(shape).copy()
 
     def object(self, content: Any, depth: int) -> Any:
         name, tree = content
         if name not in _from_trees:
             raise TreeError(
-                f"another peer sent a {name}, which this process does not know; call pccl.state.allow() for that class"
+                f"another peer sent a {name!s:.200}, which this process does not know; call pccl.state.allow() for that class"
             )
         return _from_trees[name](self.value(tree, depth + 1))
 
 
+def _require_shape(shape: Any, itemsize: int, path: str = "the state") -> int:
+    """Returns the bytes of a tensor. TreeError: it has too many, or could have if a dimension of it were not 0."""
+    numbers = type(shape) is list and len(shape) <= DIMENSIONS and all(type(one) is int and one >= 0 for one in shape)
+    if not numbers or math.prod(max(one, 1) for one in shape) * itemsize > LIMIT_BYTES:
+        raise TreeError(
+            f"{path} has a tensor of shape {shape!s:.100}; at most {DIMENSIONS} dimensions and {LIMIT_BYTES} bytes are sent"
+        )
+    return int(math.prod(shape)) * itemsize
+
+
+def _require_apart(keys: list[Any]) -> None:
+    """TreeError: more than ALIKE keys have the same hash, so that a dict of them would take quadratic time."""
+    if len(keys) > 4 * ALIKE:
+        hashes = sorted(map(hash, keys))
+        if any(map(operator.eq, hashes, itertools.islice(hashes, ALIKE, None))):
+            raise TreeError(f"the state is malformed: more than {ALIKE} keys have the same hash")
+
+
+def _require_all(made: Any, items: list[Any]) -> None:
+    if len(made) != len(items):
+        raise TreeError("the state is malformed: two equal keys")
+
+
 def _float(text: Any) -> float:
     if text not in ("inf", "-inf", "nan"):
-        raise TreeError(f"the state is malformed: the number {text!r}")
+        raise TreeError(f"the state is malformed: the number {text!r:.60}")
     return float(text)
 
 
@@ -300,7 +405,7 @@ _KINDS: dict[str, Callable[[_Reader, Any], Any]] = {
     "complex": lambda reader, content: complex(float(content[0]), float(content[1])),
     "uuid": lambda reader, content: UUID(hex=content),
     "dtype": lambda reader, content: _DTYPES[content],
-    "device": lambda reader, content: torch.device(content),
+    "device": lambda reader, content: torch.device(str(content)),
     "tensor": lambda reader, content: reader.tensor(content),
     "array": lambda reader, content: reader.numpy(content),
     "scalar": lambda reader, content: reader.numpy(content)[()],
@@ -308,6 +413,18 @@ _KINDS: dict[str, Callable[[_Reader, Any], Any]] = {
 
 _LARGE_KINDS = frozenset({"bytes", "bytearray", "tensor", "array", "scalar", "object"})
 """What stands for more bytes than its text has, or runs code of the program."""
+
+_PLAIN, _HASHED, _DOUBLE = (64, 8), (192, 128), (384, 192)
+_WEIGHTS = {"tuple": _PLAIN, "size": _PLAIN, "deque": (800, 8), "set": _HASHED, "frozenset": _HASHED, "dict": _HASHED}
+_WEIGHTS |= {"counter": _DOUBLE, "ordereddict": _DOUBLE, "tensor": (1024, 0), "object": (512, 0)}
+"""Bytes of memory by kind, beside those of its JSON: at most for each value, and for each of its items."""
+
+_OTHERS = (192, 0)
+
+
+def _weight_of(kind: str, content: Any) -> int:
+    each, item = _WEIGHTS.get(kind, _OTHERS)
+    return each + item * len(content) if item and type(content) is list else each
 
 
 # ---- trees and their tensors apart: the tensors travel, or are saved, as entries with names ----
