@@ -145,15 +145,17 @@ lint: .venv/ready
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	$(BIN)/python tools/check_layout.py
 	$(BIN)/python tools/check_symbols.py
+	$(BIN)/python tools/check_hardening.py
 	$(BIN)/python tools/check_subjects.py
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_tables.py
 	$(BIN)/python tools/tuning.py --check
 	$(BIN)/python tools/check_docstrings.py
 
-# `make lint` checks the symbols of a build that is up to date, if there is one.
+# `make lint` checks the symbols and the hardening of a build that is up to date, if there is one.
 check-symbols: .venv/built
 	$(BIN)/python tools/check_symbols.py --require
+	$(BIN)/python tools/check_hardening.py --require
 
 format: .venv/ready
 	$(BIN)/ruff check --fix

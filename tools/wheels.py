@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import check_hardening
+
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheels"
 DIST = ROOT / "dist"
@@ -51,6 +53,11 @@ class Target:
     def machine(self) -> str:
         """The processor, as Linux calls it."""
         return self.zig.split("-")[0]
+
+    @property
+    def flags(self) -> list[str]:
+        """What OpenSSL and LZ4 are compiled with."""
+        return [*COMPILE, *HARDEN, BRANCHES[self.machine]]
 
     @property
     def glibc(self) -> tuple[int, ...] | None:
@@ -120,6 +127,9 @@ OPENSSL_WITHOUT = (
     "siphash siv slh-dsa sm2 sm3 sm4 whirlpool"
 )
 COMPILE = ["-O3", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"]
+#: As in CMakeLists.txt, which hardens the rest. tools/check_hardening.py reads it from the files of a wheel.
+HARDEN = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"]
+BRANCHES = {"x86_64": "-fcf-protection", "aarch64": "-mbranch-protection=standard"}
 #: Where OpenSSL believes to be installed, and where auditwheel looks for libraries, so that they find nothing of this machine.
 NOWHERE = "/nonexistent"
 
@@ -380,7 +390,7 @@ def python_headers() -> Path:
 def build_openssl(target: Target, folder: Path, jobs: int) -> None:
     """Builds OpenSSL's static libraries into `folder`/openssl, unless those there are of the same source and options."""
     source, out, log = unpacked(OPENSSL), folder / "openssl", folder / "openssl.log"
-    made = stamp(OPENSSL, OPENSSL_WITHOUT.split(), COMPILE, target, compiler_version())
+    made = stamp(OPENSSL, OPENSSL_WITHOUT.split(), target.flags, target, compiler_version())
     mark = out / "stamp"
     if mark.is_file() and mark.read_text() == made:
         return
@@ -392,7 +402,7 @@ def build_openssl(target: Target, folder: Path, jobs: int) -> None:
     tools = {name.upper(): str(folder / "bin" / name) for name in ("cc", "ar", "ranlib")}
     options = [target.openssl, f"--prefix={NOWHERE}", f"--openssldir={NOWHERE}", "--libdir=lib"]
     without = [f"no-{what}" for what in OPENSSL_WITHOUT.split()]
-    run("OpenSSL: configure", target, log, [source / "Configure", *options, *without, *COMPILE], build, **tools)
+    run("OpenSSL: configure", target, log, [source / "Configure", *options, *without, *target.flags], build, **tools)
     run(f"OpenSSL {OPENSSL.version}: build", target, log, ["make", f"-j{jobs}", "build_libs"], build)
     run("OpenSSL: install", target, log, ["make", "install_dev", f"DESTDIR={folder / 'stage'}"], build)
     (folder / "stage" / NOWHERE.strip("/")).rename(out)
@@ -404,13 +414,13 @@ def build_openssl(target: Target, folder: Path, jobs: int) -> None:
 def build_lz4(target: Target, folder: Path) -> None:
     """Builds the part of LZ4 that pccl calls into `folder`/lz4."""
     source, out, log = unpacked(LZ4) / "lib", folder / "lz4", folder / "lz4.log"
-    made, mark = stamp(LZ4, COMPILE, target, compiler_version()), out / "stamp"
+    made, mark = stamp(LZ4, target.flags, target, compiler_version()), out / "stamp"
     if mark.is_file() and mark.read_text() == made:
         return
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     log.unlink(missing_ok=True)
-    run(f"LZ4 {LZ4.version}", target, log, [folder / "bin" / "cc", *COMPILE, "-c", source / "lz4.c", "-o", out / "lz4.o"])
+    run(f"LZ4 {LZ4.version}", target, log, [folder / "bin" / "cc", *target.flags, "-c", source / "lz4.c", "-o", out / "lz4.o"])
     run("LZ4: archive", target, log, [folder / "bin" / "ar", "rcs", out / "liblz4.a", out / "lz4.o"])
     shutil.copy(source / "lz4.h", out)
     mark.write_text(made)
@@ -491,6 +501,8 @@ def check_wheel(wheel: Path, target: Target) -> None:
     for name, path in binaries.items():
         binary = read_binary(path)
         lines += breaches(name, binary, target)
+        hardened = check_hardening.read(path.read_bytes())
+        lines += [f"{name}: {line}" for line in check_hardening.breaches(hardened, glibc=target.glibc is not None)]
         floors.append(glibc_floor(binary.versions))
     lines += [
         f"the licence of {source.name} is missing"

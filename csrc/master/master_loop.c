@@ -12,7 +12,7 @@
 
 enum {
     FAREWELL_CHUNKS = 64, // read from a peer at the end, at most
-    // What is left of the work is done in the next turn.
+    // The next turn does the work that is left.
     RUNS_TURN_US = 20000, // of a turn for the connections of all runs, in equal parts
     LATE_TURNS = 16,      // a run with more work than time judges silence only in one turn of so many
 };
