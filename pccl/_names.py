@@ -76,6 +76,11 @@ def rank_label(rank: int, name: str, uuid: UUID) -> str:
     return f"rank {rank} ({name}, {short(uuid)})" if name else f"rank {rank} ({short(uuid)})"
 
 
+def label_in(comm: Any, rank: int) -> str:
+    """Returns what `rank_label` does for the peer of a communicator itself."""
+    return rank_label(rank, name_of(comm._handle, comm.uuid), comm.uuid)
+
+
 def with_ranks(text: str, members: Sequence[UUID], names: Mapping[UUID, str]) -> str:
     """Returns a text of C with ranks in place of "peer": "rank 3 (host-a, ab12cdef)"."""
     for rank, member in enumerate(members):

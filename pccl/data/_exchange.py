@@ -15,6 +15,9 @@ from pccl._communicator import Communicator
 from pccl._enums import ReduceOp
 from pccl._errors import TooFewPeersError
 from pccl._journal import Journal
+from pccl._names import label_in
+from pccl.data._members import rank_in
+from pccl.state._agreement import Terms, require_alike
 
 TAG = int.from_bytes(hashlib.blake2b(b"pccl.data", digest_size=8).digest(), "little") & ~7
 """Of the commit; the next numbers are those of an exchange. Members make all of them in the same order."""
@@ -25,10 +28,17 @@ def fingerprint(*settings: object) -> int:
     return zlib.crc32("\n".join(map(str, settings)).encode(errors="surrogateescape"))
 
 
-def require_equal(fingerprints: Iterable[int], settings: str) -> None:
-    """RuntimeError, on all members alike: they told different fingerprints of these settings."""
-    if len(set(fingerprints)) > 1:
-        raise RuntimeError(f"members read different data: pass the same {settings} on all of them")
+def require_same(
+    what: str, own: Terms, digests: Iterable[int], comm: Communicator, timeout: float | None, journal: Journal
+) -> None:
+    """RuntimeError, on all members alike, names the first setting that differs. `digests`: what they have told of their terms."""
+
+    rank = rank_in(comm)
+
+    def tell(content: bytes) -> list[bytes]:
+        return [bytes(one) for _, *one in sorted(tell_all(comm, [rank, *content], timeout, journal).values())]
+
+    require_alike(what, own, [[one] for one in digests], tell, label_in(comm, rank), 0)
 
 
 def require_state(state: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:

@@ -8,7 +8,7 @@ import os
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -21,10 +21,9 @@ from pccl._journal import Journal
 from pccl.data import _reader
 from pccl.data._exchange import (
     TAG,
-    fingerprint,
     require_dealt,
-    require_equal,
     require_order,
+    require_same,
     require_state,
     require_whole,
     sum_over,
@@ -32,11 +31,9 @@ from pccl.data._exchange import (
 )
 from pccl.data._ledger import Ledger
 from pccl.data._members import communicator_of, founders, rank_in
+from pccl.state._agreement import Terms
 
 _log = logging.getLogger("pccl.data")
-
-_SETTINGS = "number of samples, seed, shuffle, drop_last and global_batch_size"
-"""What must be equal on all members."""
 
 _ORDERS = 3
 """How many epochs have their order in memory."""
@@ -398,8 +395,10 @@ class ElasticSampler(DistributedSampler[Any]):
                 living, told = journal.step(functools.partial(sum_over, comm, TAG), told, timeout)
                 assert living is not None, "a small all-reduce is not divided"
                 require_dealt(living, members)
-                rows = zip(members, told.tolist(), strict=True)
-                return journal.once(self._take_commit, {member: row for member, row in rows if member in living})
+                pairs = zip(members, told.tolist(), strict=True)
+                rows = {member: row for member, row in pairs if member in living}
+                self._require_same((settings for _, _, settings in rows.values()), comm, timeout, journal)
+                return journal.once(self._take_commit, rows)
 
     def sync(self, comm: Communicator | None = None, timeout: float | None = None, *, keeps_open: bool = True) -> None:
         """Deals out the rest of the samples among those who are members now. All call it; newcomers load the state before.
@@ -415,6 +414,7 @@ class ElasticSampler(DistributedSampler[Any]):
         with self._lock, self._journal.call(comm, "sync") as journal:
             told = journal.once(lambda: self._told_at_sync(rank_in(comm), keeps_open=keeps_open))
             standing = tell_all(comm, told, timeout, journal)
+            self._require_same((settings for _, _, _, settings in standing.values()), comm, timeout, journal)
             flights = tell_all(comm, journal.once(self._told_in_flight, standing), timeout, journal)
             journal.once(self._take_sync, comm.uuid, standing, flights)
 
@@ -426,10 +426,9 @@ class ElasticSampler(DistributedSampler[Any]):
         taken = self._ledger.taken[self._place]
         self._marks.append(self._sealed)
         upto = self._marks[-1 - lag] if lag < len(self._marks) else taken
-        return [max(upto - taken, 0), self.epoch, self._fingerprint()]
+        return [max(upto - taken, 0), self.epoch, self._digest()]
 
     def _take_commit(self, rows: Mapping[Any, Sequence[int]]) -> bool:
-        require_equal((settings for _, _, settings in rows.values()), _SETTINGS)
         self._ledger.extend(max(epoch for _, epoch, _ in rows.values()))
         self._ledger.commit({member: count for member, (count, _, _) in rows.items()})
         return len(rows) < len(self._ledger.members)
@@ -447,11 +446,10 @@ class ElasticSampler(DistributedSampler[Any]):
             if self._reader is not None:
                 self._reader.origin -= dropped
             self._kept = kept
-        return [rank, self._ledger.epoch, self._is_between, self._fingerprint()]
+        return [rank, self._ledger.epoch, self._is_between, self._digest()]
 
     def _told_in_flight(self, standing: Mapping[Any, Sequence[int]]) -> list[int]:
         """A number that tells ledgers apart, what this member has in flight, and how much of that its program has got."""
-        require_equal((settings for _, _, _, settings in standing.values()), _SETTINGS)
         self._ledger.extend(max(epoch for _, epoch, _, _ in standing.values()))
         return [self._ledger.digest(), self._given, *self._kept]
 
@@ -473,9 +471,16 @@ class ElasticSampler(DistributedSampler[Any]):
 
     # ---- inside; all with the lock ----
 
-    def _fingerprint(self) -> int:
-        ledger = self._ledger
-        return fingerprint(ledger.size, self.seed, bool(self.shuffle), bool(ledger.drop_last), self.global_batch_size)
+    def _terms(self) -> dict[str, Any]:
+        """What all members pass alike."""
+        settings = {"seed": self.seed, "shuffle": bool(self.shuffle), "drop_last": bool(self._ledger.drop_last)}
+        return {"number of samples": self._ledger.size, **settings, "global_batch_size": self.global_batch_size}
+
+    def _digest(self) -> int:
+        return Terms(self._terms(), {}).digests()[0]
+
+    def _require_same(self, digests: Iterable[int], comm: Communicator, timeout: float | None, journal: Journal) -> None:
+        require_same(type(self).__name__, Terms(self._terms(), {}), digests, comm, timeout, journal)
 
     def _share(self, count: int) -> int:
         members = len(self._ledger.members) or self.num_replicas

@@ -21,18 +21,16 @@ from pccl.data._exchange import (
     TAG,
     fingerprint,
     require_dealt,
-    require_equal,
     require_order,
+    require_same,
     require_state,
     require_whole,
     tell_all,
 )
 from pccl.data._members import communicator_of, founders, rank_in
+from pccl.state._agreement import Terms
 
 _log = logging.getLogger("pccl.data")
-
-_SETTINGS = "list of shards (their number, names and order), seed and shuffle"
-"""What must be equal on all members."""
 
 _VAIN_STEPS = 2000
 """After so many steps of a rank without records, and without a commit, `batches` warns."""
@@ -200,7 +198,9 @@ class ElasticShards:
         self._comm = communicator
         self._progress = Progress(len(shards), seed, shuffle=shuffle)
         names = [_name_of(one) for one in shards]
-        self._fingerprint = fingerprint(len(shards), seed, bool(shuffle), *names)
+        settings = {"number of shards": len(shards), "seed": seed, "shuffle": bool(shuffle), "batch_size": batch_size}
+        self._same = Terms(settings | {f"name of shard {place}": name for place, name in enumerate(names)}, {})
+        self._digest = self._same.digests()[0]
         self._order = {"seed": seed, "shuffle": bool(shuffle), "names": fingerprint(*names)}
         self._lock = threading.RLock()
         self._place = 0
@@ -324,7 +324,9 @@ class ElasticShards:
                 return self._take_commit({self._progress.members[0]: own})
             with self._journal.call(comm, "commit_step") as journal:
                 own = journal.once(self._told_at_commit, lag)
-                return journal.once(self._take_commit, tell_all(comm, own, timeout, journal))
+                rows = tell_all(comm, own, timeout, journal)
+                self._require_same((row[0] for row in rows.values()), comm, timeout, journal)
+                return journal.once(self._take_commit, rows)
 
     def sync(self, comm: Communicator | None = None, timeout: float | None = None, *, keeps_open: bool = True) -> None:
         """Deals out the shards among those who are members now. All call it; newcomers load the state before.
@@ -341,7 +343,9 @@ class ElasticShards:
                 return
             with self._journal.call(comm, "sync") as journal:
                 told = journal.once(lambda: self._told_at_sync(rank_in(comm), keeps_open=keeps_open))
-                journal.once(self._take_sync, comm.uuid, tell_all(comm, told, timeout, journal))
+                rows = tell_all(comm, told, timeout, journal)
+                self._require_same((row[1] for row in rows.values()), comm, timeout, journal)
+                journal.once(self._take_sync, comm.uuid, rows)
 
     # ---- what members tell each other; with the lock ----
 
@@ -350,12 +354,11 @@ class ElasticShards:
         self._marks.append(dict(self._sealed))
         upto = self._marks[-1 - lag] if lag < len(self._marks) else {}
         marks = [mark for mark in upto.values() if mark != self._progress.mark(mark.shard)]
-        return [self._fingerprint, *(int(number) for mark in marks for number in mark)]
+        return [self._digest, *(int(number) for mark in marks for number in mark)]
 
     def _take_commit(self, rows: Mapping[Any, Sequence[int]]) -> bool:
         self._commits += 1
         require_dealt(rows.keys(), self._progress.members)
-        require_equal((row[0] for row in rows.values()), _SETTINGS)
         anew = self._progress.commit({member: _marks_from(row[1:]) for member, row in rows.items()})
         for kept in (self._given, self._sealed, *self._marks):
             for shard in [one for one, mark in kept.items() if mark == self._progress.mark(one)]:
@@ -365,10 +368,9 @@ class ElasticShards:
     def _told_at_sync(self, rank: int, *, keeps_open: bool) -> list[int]:
         if not keeps_open:
             self._given = dict(self._sealed)
-        return [rank, self._fingerprint, self._progress.digest(), *sorted(self._given)]
+        return [rank, self._digest, self._progress.digest(), *sorted(self._given)]
 
     def _take_sync(self, own: Hashable, told: Mapping[Any, Sequence[int]]) -> None:
-        require_equal((row[1] for row in told.values()), _SETTINGS)
         if len({row[2] for row in told.values()}) > 1:
             raise RuntimeError(
                 "members have different positions in the data: pass the shards to Elastic(...), or load the same state"
@@ -383,6 +385,13 @@ class ElasticShards:
         self._restart()
 
     # ---- inside ----
+
+    def _terms(self) -> Mapping[str, Any]:
+        """What all members pass alike."""
+        return self._same.always
+
+    def _require_same(self, digests: Iterable[int], comm: Communicator, timeout: float | None, journal: Journal) -> None:
+        require_same(type(self).__name__, self._same, digests, comm, timeout, journal)
 
     def _drop(self) -> None:
         """Forgets what was given to the program and is not committed."""

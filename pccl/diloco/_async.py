@@ -52,7 +52,7 @@ class AsyncDiLoCo(Trainer):
         self._buffer = self.outer.buffer()  # of the average that is under way
         self._averager = Averager(self.outer.size, self.compression)
         self._under_way: Average | None = None
-        self._share([("", self.outer, self._averager)])
+        self._share([("", self.outer, self._averager)], terms={"eager": eager})
 
     def finish(self) -> Round:
         """Waits for the average that is under way, applies it, and sets the model to the outer parameters, as on all members.

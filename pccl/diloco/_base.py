@@ -30,7 +30,9 @@ from pccl.diloco._compression import Compression
 from pccl.diloco._membership import Meeting, Membership
 from pccl.diloco._outer import Outer, OuterOptimizer, local_memory, named_parameters, trained_parameters
 from pccl.diloco._state import State, Welcome
+from pccl.diloco._terms import terms_of
 from pccl.state import load, save
+from pccl.state._agreement import Terms, joined, terms_of_values
 
 _log = logging.getLogger("pccl.diloco")
 
@@ -41,6 +43,9 @@ Setting = float | Callable[[int], float]
 
 SETTINGS = ("outer_lr", "outer_momentum", "sync_every", "sync_seconds", "peers")
 """Those of the run, in which a joiner's own give way."""
+
+SETTINGS_ENTRY = "settings"
+"""Their name in the shared state."""
 
 
 OUTER = (0.7, 0.9)
@@ -286,7 +291,7 @@ class Trainer(ABC):
         kind = type(self).__name__
         if state.get("kind") != kind:
             raise ValueError(f"this is a {kind}, and the state is of {state.get('kind')}")
-        outer = _checkpoint.outer_tensors(self._outer_state, self._settings_name)
+        outer = _checkpoint.outer_tensors(self._outer_state, SETTINGS_ENTRY)
         _checkpoint.require_same(outer, state["outer"], "outer state")
         _checkpoint.require_model(self.model, state["model"])
         _checkpoint.require_user_state(self.state, state["state"])
@@ -330,7 +335,7 @@ class Trainer(ABC):
             "kind": type(self).__name__,
             "outer_step": self.outer_step,
             "settings": dict(zip(SETTINGS, self._settings.tolist(), strict=True)),
-            "outer": _checkpoint.outer_tensors(self._outer_state, self._settings_name),
+            "outer": _checkpoint.outer_tensors(self._outer_state, SETTINGS_ENTRY),
             "residuals": _checkpoint.residuals(self._averagers),
             "model": _checkpoint.model_state(self.model),
             "state": _checkpoint.user_state(self.state),
@@ -521,22 +526,30 @@ class Trainer(ABC):
         self._unmet: Made | None = None  # an outer step whose meeting is to come
         self._began = time.monotonic()
 
-    def _share(self, parts: Sequence[tuple[str, Outer, Averager]], settings: Mapping[str, Tensor] | None = None) -> None:
+    def _share(
+        self,
+        parts: Sequence[tuple[str, Outer, Averager]],
+        settings: Mapping[str, Tensor] | None = None,
+        terms: Mapping[str, Any] | None = None,
+    ) -> None:
         """Makes the shared state of the outer parameters of all parts of the model.
 
-        Each has a prefix for its names. `settings`: more numbers that all members hold alike.
+        Each has a prefix for its names. `settings`: more numbers that all members hold alike. `terms`: more arguments that all
+        give alike.
         """
         self._outers = [outer for _, outer, _ in parts]
         self._averagers = [averager for _, _, averager in parts]
-        weights = "equal" if self._weight is None else "given"
-        functions = "".join(f", {SETTINGS[place]} a function" for place, one in self._functions.items() if one is not None)
-        method = f"{type(self).__name__}{functions}, weights {weights}, compression {self.compression}, shards {self._shards}"
-        self._settings_name = f"settings of {method}"
+        given: dict[str, Any] = {SETTINGS[place]: "a function" for place, one in self._functions.items() if one is not None}
+        given |= {"class": type(self).__name__, "weights": "equal" if self._weight is None else "given", "shards": self._shards}
+        given |= {f"{key} of compression": one for key, one in vars(self.compression).items()} | dict(terms or {})
+        outers = {prefix: outer for prefix, outer, _ in parts}
+        self._same = terms_of(self.model, self.inner_optimizer, outers, self.state, given)
+        self._shared_settings = dict(settings or {})
         own = [
-            TensorInfo.from_torch(self._settings, self._settings_name),
+            TensorInfo.from_torch(self._settings, SETTINGS_ENTRY),
             TensorInfo.from_torch(self._outer_step, "outer step"),
         ]
-        shared = dict(settings or {})
+        shared = dict(self._shared_settings)
         for prefix, outer, _ in parts:
             shared |= outer.entries(prefix)
         own += [TensorInfo.from_torch(tensor, name) for name, tensor in shared.items()]
@@ -550,8 +563,20 @@ class Trainer(ABC):
             state._checks = [check for one in collectors for check in one.checks]
         welcome = Welcome(self.model, self.state)
         self._membership = Membership(
-            self.communicator, self._shared, welcome, self._outer_step, self._shards, copies=self._copies_beside()
+            self.communicator,
+            self._shared,
+            welcome,
+            self._outer_step,
+            self._terms,
+            self._shards,
+            copies=self._copies_beside(),
         )
+
+    def _terms(self) -> Terms:
+        """What members need alike; where a run begins also the settings in which a joiner's own give way, but for `peers`."""
+        settings = dict(zip(SETTINGS[:-1], self._settings.tolist(), strict=False))
+        settings |= {name: one.tolist() for name, one in self._shared_settings.items()}
+        return joined([self._same, Terms({}, settings), terms_of_values(self.state.objects)])
 
     def _outer_step_made(self, average: Callable[[], Made], *, finishes: bool = False) -> Round:
         """Makes an outer step, which ends in a meeting: all members get to the same state, those that come in here, too.

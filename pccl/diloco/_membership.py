@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,14 @@ from pccl._communicator import Communicator
 from pccl._enums import Attribute
 from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError, reason_of
 from pccl._membership import NEWCOMERS_ONLY
+from pccl._names import label_in
 from pccl._state import SharedState, SharedStateSyncInfo
 from pccl.diloco._average import START_TAG, exchange
 from pccl.diloco._state import Welcome, digest
-from pccl.state import Entries, Start, decode, highest_step
-from pccl.state._start import broadcast_bytes
+from pccl.state import Entries, Start, decode
+from pccl.state._agreement import Terms, require_alike
+from pccl.state._snapshots.talk import Talk
+from pccl.state._start import broadcast_bytes, highest, standing, start_of
 
 ATTEMPTS = 20
 """To get the state of the run; another one is made only after a death."""
@@ -54,8 +58,8 @@ class Membership:
     """This peer's part in the run: `shared` is what all members hold alike, `welcome` what else a joiner gets.
 
     `outer_step`, a tensor of one element, is part of `shared`. When a run begins, the members with the highest one pass their
-    state to the others. `shards`: how many processes hold a model together, each in a peer group of its own. `copies`: a
-    peer copies `shared` from a member while it waits to be let in.
+    state to the others. `terms`: what members need alike. `shards`: how many processes hold a model together, each in a peer
+    group of its own. `copies`: a peer copies `shared` from a member while it waits to be let in.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Membership:
         shared: SharedState,
         welcome: Welcome,
         outer_step: torch.Tensor,
+        terms: Callable[[], Terms],
         shards: int = 1,
         *,
         copies: bool = False,
@@ -74,6 +79,7 @@ class Membership:
         self._shared = shared
         self._welcome = welcome
         self._outer_step = outer_step
+        self._terms = terms
         self._new = True
         self._begun = False
         self._revision = 0  # of the last sync
@@ -139,7 +145,8 @@ class Membership:
         """Lets in who waits, and makes the shared state the same bytes on all members. Waits for all of them.
 
         `advances`: all members have made an outer step since the last meeting. JoinError: at a newcomer, or where a run begins.
-        UsageError: this peer's model or settings are others than those of the members; it is no member any more.
+        UsageError: members differ in their models, optimizers or settings. At a joiner it is raised there alone, and on all where
+        a run begins.
         """
         admitted = self._admit()
         info = self._elect_and_sync() if admitted else self._sync(self._revision + advances)
@@ -214,8 +221,17 @@ class Membership:
         run_is_under_way = False
         for _ in range(ATTEMPTS):
             step = int(self._outer_step) if self._has_state else 0
-            start = highest_step(self._comm, step, begun=self._begun, tag=START_TAG)
-            revision = highest_step(self._comm, self._revision, begun=False, tag=START_TAG + 1).step
+            terms = self._terms()
+            digests = terms.digests()
+            own = [standing(step, begun=self._begun), self._revision, *digests, *(~one for one in digests)]
+            told = highest(self._comm, own, tag=START_TAG)
+            start, revision = start_of(told[0]), told[1]
+            rows = [told[2:4], [~one for one in told[4:]]]
+            try:
+                self._require_alike(terms, rows, fresh=not start.begun and not start.step)
+            except PeerLostError as error:
+                failure = error
+                continue
             if run_is_under_way and not start.begun:
                 break  # all who were in it have died
             run_is_under_way = start.begun
@@ -233,6 +249,16 @@ class Membership:
             self._bring_up_to_date(gives)
             return info
         raise _no_state(failure) from failure
+
+    def _require_alike(self, terms: Terms, rows: Sequence[Sequence[int]], *, fresh: bool) -> None:
+        """TermsError, on all alike where a run begins and else at a joiner: members differ. `rows`: each digest's extremes."""
+        if rows[0][: 1 + fresh] == rows[1][: 1 + fresh]:
+            return
+        here = self._comm._snapshot
+        talk = Talk(self._comm, here, here.index(self._comm.uuid), "DiLoCo", None)
+        who = label_in(self._comm, talk.own)
+        known = [place for place, (begun,) in enumerate(talk.gather([self._begun])) if begun]
+        require_alike("DiLoCo", terms, rows, talk.gather_bytes, who, talk.own, known=known, fresh=fresh)
 
     def _bring_up_to_date(self, gives: bool) -> None:
         """Passes on what is not shared. Of the members who can give it the longest-standing does; if it dies, the next one."""

@@ -82,13 +82,13 @@ class Outer:
         self.host_parameters = self.parameters if self.device.type == "cpu" else self.buffer()
         self.host_momentum = self.momentum if self.device.type == "cpu" else self.buffer()[: self.momentum.numel()].clone()
         self.read_model()
-        self._leaves: list[nn.Parameter] = []
+        self.leaves: list[nn.Parameter] = []
         self.optimizer: torch.optim.Optimizer | None = None
         """The outer optimizer; None: Nesterov momentum."""
         if optimizer is not None:
             views = ((self.parameters[part.begin : part.end].view(inner.shape)) for part, inner in self._inner())
-            self._leaves = [nn.Parameter(view) for view in views]
-            self.optimizer = _made(optimizer, self._leaves)
+            self.leaves = [nn.Parameter(view) for view in views]
+            self.optimizer = _made(optimizer, self.leaves)
 
     def buffer(self) -> Tensor:
         """Zeros of shape (size,) in fp32 on the CPU, pinned if the model or the outer parameters are on a GPU."""
@@ -192,10 +192,10 @@ class Outer:
         """
         gradient = gradient.to(self.device)
         if self.optimizer is not None:
-            for part, leaf in zip(self.parts, self._leaves, strict=True):
+            for part, leaf in zip(self.parts, self.leaves, strict=True):
                 leaf.grad = gradient[part.begin : part.end].view(leaf.shape)
             self.optimizer.step()
-            for leaf in self._leaves:
+            for leaf in self.leaves:
                 leaf.grad = None
             return
         scratch = torch.empty(min(CHUNK, self.size), dtype=torch.float32, device=self.device)

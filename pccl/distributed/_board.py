@@ -20,6 +20,7 @@ from pccl._credentials import environment_has_some
 from pccl._errors import PCCLError, PCCLTimeoutError, Result
 from pccl._keys import KeysError, fingerprint, read_file
 from pccl._waits import FIRST_SECONDS, WaitLog
+from pccl.state._agreement import difference
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -59,11 +60,12 @@ class Place:
     keys: str
     """The fingerprint of the master's key in the file that PCCL_KEYS names; "?" for a certificate; "" for neither."""
     membership: str = "elastic"
+    stands_in: bool = False
     token: str = field(default_factory=lambda: uuid4().hex)
     """Names this call of init_process_group: the store may hold what earlier ones wrote."""
 
 
-def own_place(store: dist.Store, world_size: int, membership: str = "elastic") -> Place:
+def own_place(store: dist.Store, world_size: int, membership: str = "elastic", *, stands_in: bool = False) -> Place:
     given = os.environ.get("PCCL_MASTER", "")
     if given:
         try:
@@ -78,6 +80,7 @@ def own_place(store: dist.Store, world_size: int, membership: str = "elastic") -
         masters=given,
         keys=_fingerprint(),
         membership=membership,
+        stands_in=stands_in,
     )
 
 
@@ -333,9 +336,11 @@ def _problem(places: Sequence[str], own: Place) -> str:
                 f"the ranks have different masters: PCCL_MASTER is {own.masters} for rank 0 and {other.masters} for rank {rank}; "
                 "give all of them the same"
             )
-        if other.membership != own.membership:
-            text = f'rank 0 has the membership "{own.membership}" and rank {rank} "{other.membership}"'
-            return f"{text}; give all ranks the same Options(membership=) or PCCL_MEMBERSHIP"
+        options = ({"membership": one.membership, "stands_in": str(one.stands_in)} for one in (own, other))
+        if found := difference(*options):
+            name, mine, theirs = found
+            text = f'rank 0 has the {name} "{mine}" and rank {rank} "{theirs}"; give all ranks the same Options({name}=)'
+            return text + " or PCCL_MEMBERSHIP" * (name == "membership")
         if bool(other.keys) != bool(own.keys):
             has, lacks = (0, rank) if own.keys else (rank, 0)
             return f"rank {has} has PCCL_KEYS, and rank {lacks} has not; give all ranks the keys of the run, or none"

@@ -42,7 +42,14 @@ JOIN = "join"
 
 
 def connect(
-    store: dist.Store, rank: int, world_size: int, timeout: timedelta, name: str | None = None, membership: str = "elastic"
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+    name: str | None = None,
+    membership: str = "elastic",
+    *,
+    stands_in: bool = False,
 ) -> tuple[Communicator, tuple[UUID, ...]]:
     """Connects this process to its job; gives the communicator and the ids of all ranks, in the order of the ranks.
 
@@ -59,7 +66,7 @@ def connect(
         restore_environment()
         return made
     board = Board(store, rank, world_size, Deadline(timeout.total_seconds()), timeout)
-    place = own_place(store, world_size, membership)
+    place = own_place(store, world_size, membership, stands_in=stands_in)
     _warn_without_supervisor(rank)
     places = board.meet(place)
     given = next((one.masters for one in places if one.masters), "")

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from pccl._errors import PCCLError
 from pccl._journal import Journal
+from pccl.distributed._dtensors import parameters_of
 from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._replicated import Replicated
 from pccl.distributed._sharded import Restored, Sharded
@@ -27,6 +28,7 @@ from pccl.distributed._training import Training, listed
 from pccl.distributed._work import seconds_of
 from pccl.notice import Notice, as_notice, weakly
 from pccl.state import load, save
+from pccl.state._agreement import Terms, joined, terms_of_values
 from pccl.state._module import require_same_names
 from pccl.state._objects import has_state, load_object_state, object_state
 from pccl.state._parity import require_policy
@@ -92,15 +94,17 @@ class Elastic:
         self._values = values
         self._training = Training(model, optimizers)
         self._sharded: Sharded | None = None
+        terms = _weak(self._terms)
         callbacks = _weak(self._told_values), _weak(self._take_told_values), _weak(self._progress)
         if self._training.is_sharded:
             if parity_every is not None:
                 raise ValueError("parity_every compares what all members hold alike, and this model is sharded")
             commits = [one.commit_tag for one in self._data()]
-            self._sharded = Sharded(self._training, snapshots, *callbacks, every, commits)
+            self._sharded = Sharded(self._training, snapshots, *callbacks, terms, commits)
         elif snapshots is not None:
             raise ValueError("snapshots are for sharded models; every member of this training has the whole state")
-        self._replicated = Replicated(self._training, *callbacks, every, parity_every, parity)
+        self._replicated = Replicated(self._training, *callbacks, terms, parity_every, parity)
+        self._settings = {"every": every, "parity_every": parity_every, "parity": parity if parity_every else "unused"}
         self._every = every
         self._calls = 0
         self._steps = 0
@@ -124,7 +128,8 @@ class Elastic:
         It is a barrier of all members, to be called between two steps. `timeout`, in seconds if it is a number: as of the group,
         unless given.
 
-        JoinError, at a newcomer only: it was not let in. Left, after `leave`: this process is a member no longer.
+        ValueError, in the first call on all members: they differ in what all need alike, such as the class of an optimizer.
+        JoinError, at a newcomer only: it was not let in, or it differs. Left, after `leave`: this process is a member no longer.
         PCCLTimeoutError: some member has not called it; call it again before the next step. If members were let in, or the state
         of a sharded model was divided, when this error or Ctrl-C came, the call cannot be repeated: end this process.
         """
@@ -223,6 +228,14 @@ class Elastic:
     @property
     def _keeper(self) -> Keeper | None:
         return None if self._sharded is None else self._sharded.keeper
+
+    def _terms(self, group: ProcessGroup) -> Terms:
+        """What all members need alike."""
+        settings: dict[str, Any] = {**self._settings}
+        if self._sharded is None:  # else a loss makes groups with replicas strict
+            settings |= {"membership": group.membership, "stands_in": group._launcher.stands_in}
+        sharded = parameters_of(self._training.model) if self._sharded is not None else None
+        return joined([Terms(settings, {}), self._training.terms(sharded), terms_of_values(self._values)])
 
     # ---- data ----
 

@@ -464,7 +464,13 @@ def create(asked: Any, options: Any = None) -> ProcessGroup:
     membership = _membership(options)
     name = WORLD_NAME if above is None else asked.group_id  # a group beside one of another backend
     communicator, members = _bootstrap.connect(
-        asked.store, asked.group_rank, asked.group_size, asked.timeout, options.name, membership
+        asked.store,
+        asked.group_rank,
+        asked.group_size,
+        asked.timeout,
+        options.name,
+        membership,
+        stands_in=options.stands_in,
     )
     own = members[asked.group_rank if len(members) == asked.group_size else 0]  # else it joins a run, and is alone until then
     view = View(members, own, fixed=membership == FIXED)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pccl._errors import StateLostError
+from pccl.state._agreement import Terms
 from pccl.state._snapshots.boxes import ShardMap, list_of, shards_from, shards_tree, text_of, whole_number
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Sum
@@ -42,17 +43,19 @@ class Told(NamedTuple):
     """Ids of snapshots that are not to be restored."""
     leaves: bool
     """It gives its part to the others, and is a member no longer."""
-    settings: str
-    """Of its snapshots and meshes: the same on all members, since they take part in the same ones."""
+    digests: list[int]
+    """Of its Terms."""
     replica: int
     """The size of a replica that the run has begun with, as this process knows it; 0: there are no replicas."""
 
 
-def settings_of(snapshots: Snapshots | None, shards: int, every: int) -> str:
-    mesh = f"a mesh of {2 if shards else 1} dimension{'s'[: bool(shards)]}, in Elastic of every={every}"
-    if snapshots is None:
-        return f"no snapshots, and {mesh}"
-    return f"Snapshots of every={snapshots.every}, code={tuple(snapshots.redundancy)}, and {mesh}"
+def settings_of(snapshots: Snapshots | None, shards: int) -> Terms:
+    """What members need alike of snapshots and meshes, since they take part in the same ones."""
+    settings: dict[str, Any] = {"number of dimensions of meshes": 2 if shards else 1, "snapshots": "none"}
+    if snapshots is not None:
+        settings |= {"snapshots": "some", "copies or code of Snapshots": snapshots.redundancy}
+        settings |= {f"{key} of Snapshots": getattr(snapshots, key) for key in ("every", "name", "linger", "holder")}
+    return Terms(settings, {"size of a replica": shards})
 
 
 def tree_of(told: Told, infos: Sequence[Any]) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def told_of(tree: Any) -> Told:
         layouts_from(tree["layouts"]),
         [whole_number(one, ID_MAX) for one in list_of(tree["damaged"], PLACE_MAX)],
         tree["leaves"] is True,
-        text_of(tree["settings"]),
+        [whole_number(one, STEP_MAX) for one in list_of(tree["digests"], 2)],
         whole_number(tree["replica"], PLACE_MAX),
     )
 

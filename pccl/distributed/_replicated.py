@@ -12,14 +12,14 @@ from uuid import UUID
 from pccl._communicator import Communicator
 from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError
 from pccl._journal import Journal
-from pccl._names import name_of, peer_label
+from pccl._names import label_in, name_of, peer_label
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._this_run import is_joining, launched, this_run
 from pccl.distributed._training import Training
 from pccl.distributed._view import arrange
 from pccl.state import decode, encode, warn_if_overridden
+from pccl.state._agreement import Terms, require_alike
 from pccl.state._entries import Entries
-from pccl.state._parity import POLICIES
 from pccl.state._snapshots.talk import Talk
 from pccl.state._tree import with_tensors, without_tensors
 
@@ -46,7 +46,7 @@ class Replicated:
         values: Callable[[], dict[str, Any]],
         take_values: Callable[[dict[str, Any]], None],
         progress: Callable[[], int],
-        every: int,
+        terms: Callable[[ProcessGroup], Terms],
         parity_every: int | None,
         policy: str,
     ) -> None:
@@ -54,7 +54,7 @@ class Replicated:
         self._values = values
         self._take_values = take_values
         self._progress = progress
-        self._every = every
+        self._terms = terms
         self._parity_every = parity_every or 0
         self._policy = policy
         self._revision = 0
@@ -136,7 +136,6 @@ class Replicated:
             "revision": self._revision,
             "round": self._round,
             "members": group.ranks,
-            "membership": group.membership,
             "training": self._training.outline(),
             "own": skeleton,
             "large": large.layout(),
@@ -178,11 +177,15 @@ class Replicated:
                 here = comm._snapshot
                 talk = Talk(comm, here, here.index(comm.uuid), "Elastic.sync", seconds)
                 loaded, wanted = self.loaded is not None, launched("RANK")
-                settings = self._every, self._parity_every, POLICIES.index(self._policy)
-                standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, *settings)
+                terms = self._terms(group)
+                standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, *terms.digests())
                 all_here = [_Standing(*row) for row in talk.gather(standing)]
-                _require_same_settings(all_here, standing)
-                if not any(one.revision or one.loaded or one.new for one in all_here):
+                known = [place for place, one in enumerate(all_here) if one.revision]
+                fresh = not any(one.revision or one.loaded or one.new for one in all_here)
+                who = label_in(comm, talk.own if new else group.rank())
+                rows = [one[-2:] for one in all_here]
+                require_alike("Elastic", terms, rows, talk.gather_bytes, who, talk.own, known=known, fresh=fresh)
+                if fresh:
                     return  # a run begins, and nobody has loaded a checkpoint
                 best = max(all_here, key=_Standing.order)
                 root = all_here.index(best)
@@ -192,9 +195,6 @@ class Replicated:
                 if content["revision"] == 0 and touched:
                     raise JoinError("all members that had the state have left")
                 touched = new and content["revision"] > 0
-                if content["membership"] != group.membership:
-                    text = f'it has the membership "{group.membership}", and the members "{content["membership"]}"'
-                    raise JoinError(f"{text}; give all of them the same Options(membership=) or PCCL_MEMBERSHIP")
                 asked = {member: one.wanted for member, one in zip(here, all_here, strict=True)}
                 members = arrange(content["members"], here, asked, fixed=group.membership == FIXED)
                 if comm.uuid not in members:
@@ -259,11 +259,9 @@ class _Standing(NamedTuple):
     new: int
     wanted: int
     """The rank that its launcher gave it, or -1."""
-    every: int
-    """Calls of `sync`, of which one looks whether somebody waits."""
-    parity_every: int
-    """Calls of `sync`, of which one compares the state; 0: none."""
-    policy: int
+    always: int
+    at_start: int
+    """The digests of its Terms."""
 
     def order(self) -> tuple[int, int, int, int]:
         """The one with the highest tells the others its state; the first of these if there are several.
@@ -272,20 +270,6 @@ class _Standing(NamedTuple):
         """
         step = self.step if self.loaded or not self.revision else 0
         return int(self.tells and not (self.new and self.revision)), self.revision, self.loaded, step
-
-
-def _require_same_settings(all_here: Sequence[_Standing], own: _Standing) -> None:
-    """ValueError: members have other settings of `sync`. On all when a run begins, later at the newcomer alone."""
-
-    def told(one: _Standing) -> str:
-        parity = f", parity_every={one.parity_every}, parity={POLICIES[one.policy]!r}" if one.parity_every else ""
-        return f"every={one.every}{parity}"
-
-    first = max(all_here, key=lambda one: one.revision)
-    others = [rank for rank, one in enumerate(all_here) if told(one) != told(first)]
-    if others and (not first.revision or told(own) != told(first)):
-        text = f"{told(first)} at rank {all_here.index(first)}, and {told(all_here[others[0]])} at rank {others[0]}"
-        raise ValueError(f"Elastic: {text}; give the same to all")
 
 
 def _broadcast(talk: Talk, root: int, told: Callable[[], bytes] | None) -> bytes:

@@ -17,6 +17,7 @@ from pccl._communicator import Communicator, roll
 from pccl._errors import CallAgainError, Left, PeerLostError, StateLostError, TooFewPeersError
 from pccl._holder import HolderError
 from pccl._journal import Journal
+from pccl._names import label_in
 from pccl.distributed._dtensors import ShardedState, local_part
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._inventory import LIVE, Told, settings_of, source_of, told_of, tree_of
@@ -25,6 +26,7 @@ from pccl.distributed._remesh import remesh
 from pccl.distributed._this_run import this_run
 from pccl.distributed._training import Training
 from pccl.state import decode, encode
+from pccl.state._agreement import Terms, joined, require_alike
 from pccl.state._snapshots.boxes import ShardMap, shards_from, shards_tree
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
@@ -73,11 +75,11 @@ class Sharded:
         values: Callable[[], dict[str, Any]],
         take_values: Callable[[dict[str, Any]], None],
         progress: Callable[[], int],
-        every: int,
+        terms: Callable[[ProcessGroup], Terms],
         commits: Sequence[int] = (),
     ) -> None:
         """`commits`: the tags of ops that a member may begin a sync with, before it calls `sync` of this object."""
-        self._every = every
+        self._terms = terms
         self._commits = commits
         self._training = training
         self._state = ShardedState(training.model, training.optimizers)
@@ -247,6 +249,7 @@ class Sharded:
         stock = Stock(self.keeper)
         own_held = stock.held
         era = max([self._era, *(one.era for one in own_held)])
+        terms = joined([settings_of(self._snapshots, self._state.shards), self._terms(group)])
         told = Told(
             host_name(),
             known,
@@ -259,7 +262,7 @@ class Sharded:
             stock.layouts,
             sorted(damaged),
             self._leaves,
-            settings_of(self._snapshots, self._state.shards, self._every),
+            list(terms.digests()),
             self._state.shards,
         )
         talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
@@ -272,15 +275,18 @@ class Sharded:
         damaged.update(*(one.damaged for one in all_told))
         by_rank = [all_told[here.index(member)] for member in order]
         talk = Talk(comm, order, order.index(comm.uuid), "restore in order", seconds)
-        first_settings = next(one.settings for one in by_rank if one.revision == newest)
-        wrong = {rank: f"this process has {one.settings}" for rank, one in enumerate(by_rank) if one.settings != first_settings}
-        if _refused(wrong, talk.own, f"the others have {first_settings}; give all members the same"):
+        in_run = [rank for rank, one in enumerate(by_rank) if newest and one.revision == newest]
+        digests = [one.digests for one in by_rank]
+        who = label_in(comm, talk.own)
+        alike = functools.partial(require_alike, "Elastic", terms, digests, talk.gather_bytes, who, talk.own)
+        if alike(known=in_run, fresh=False):
             return False
         self._state.shards = next(one.replica for one in by_rank if one.revision == newest)
         layouts = stock.exchange_layouts(talk, [one.layouts for one in by_rank])
         source, root, is_live = source_of(by_rank, layouts, damaged, newest)
         era = max(one.era for one in by_rank) + 1
         if source is None and order == known:  # a run begins, with the tensors that each has
+            alike()
             self._finish(group, order, talk.own, 1, era)
             if self._snapshots is not None:
                 self.snapshot()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pccl.state._agreement import Terms, joined, terms_of_model, terms_of_optimizers
 from pccl.state._entries import COMPILED, Entries, resize
 from pccl.state._module import require_same_names
 from pccl.state._objects import extra_states, groups_of, load_extra_states, load_groups
@@ -38,6 +39,19 @@ class Training:
         self.optimizers = optimizers
 
     # ---- alike on all members ----
+
+    def terms(self, sharded: Mapping[str, torch.Tensor] | None) -> Terms:
+        """What has to be the same on all members. `sharded`: the parameters of a sharded model, by name."""
+        parameters = sharded or {name.replace(COMPILED, ""): one for name, one in self.model.named_parameters()}
+        names = {parameter: name for name, parameter in parameters.items()}
+        states = {
+            f"state of {names.get(parameter)} in optimizer {number}": sorted(map(str, optimizer.state[parameter]))
+            for number, optimizer in enumerate(self.optimizers)
+            for parameter in _parameters(optimizer)
+            if optimizer.state.get(parameter)
+        }
+        of_optimizers = terms_of_optimizers(self.optimizers, names)
+        return joined([terms_of_model(self.model, parameters), of_optimizers, Terms({}, states)])
 
     def outline(self) -> dict[str, Any]:
         """What a newcomer needs in order to make the members' `entries`, and the small values beside them."""

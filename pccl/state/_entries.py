@@ -11,12 +11,10 @@ from torch import nn
 from pccl._state import SharedState
 from pccl._types import TensorInfo
 from pccl.state._module import _shareable, require_same_names
+from pccl.state._objects import COMPILED as COMPILED
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
-
-COMPILED = "_orig_mod."
-"""What `torch.compile` puts into names. Peers with and without it may train together."""
 
 
 class Entries:

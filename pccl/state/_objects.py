@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+COMPILED = "_orig_mod."
+"""What `torch.compile` puts into names. Peers with and without it may train together."""
+
 
 def has_state(value: object) -> bool:
     """True if `value` has the methods `state_dict` and `load_state_dict`, or is a random number generator."""
@@ -106,19 +109,20 @@ def _collect_optimizers(value: Any, found: list[Any], seen: set[int], depth: int
 
 def extra_states(module: nn.Module) -> dict[str, Any]:
     """What `get_extra_state` returns, by the name of each submodule that has one of its own."""
-    return {
-        name: one.get_extra_state()
-        for name, one in module.named_modules()
-        if type(one).get_extra_state is not nn.Module.get_extra_state
-    }
+    return {name: one.get_extra_state() for name, one in stateful_modules(module).items()}
+
+
+def stateful_modules(module: nn.Module) -> dict[str, nn.Module]:
+    """The submodules that have a `get_extra_state` of their own, by name."""
+    plain = nn.Module.get_extra_state
+    return {name: one for name, one in module.named_modules() if type(one).get_extra_state is not plain}
 
 
 def load_extra_states(module: nn.Module, told: Mapping[str, Any]) -> None:
     """Passes to `set_extra_state` what `extra_states` returned at another peer. ValueError: the module here is another one."""
-    modules = dict(module.named_modules())
-    own = {name for name, one in modules.items() if type(one).get_extra_state is not nn.Module.get_extra_state}
-    if own != told.keys():
-        name = min(own ^ told.keys())
+    modules = stateful_modules(module)
+    if modules.keys() != told.keys():
+        name = min(modules.keys() ^ told.keys())
         raise ValueError(f"the extra state of {name!r} is not in the models of all members; make the same model on all")
     for name, state in told.items():
         modules[name].set_extra_state(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -60,8 +60,23 @@ def highest_step(comm: Communicator, step: int, *, begun: bool, tag: int, timeou
     """
     if not 0 <= step < STEP_LIMIT:
         raise ValueError(f"step must be at least 0 and below 2^62, not {step}")
-    value = torch.tensor([step + (STEP_LIMIT if begun else 0)], dtype=torch.int64, device="cpu")
-    with contextlib.suppress(TooFewPeersError):  # alone
-        comm.all_reduce(value, op=ReduceOp.MAX, tag=tag, retry=True, timeout=timeout)
-    highest = int(value)
+    return start_of(highest(comm, [standing(step, begun=begun)], tag=tag, timeout=timeout)[0])
+
+
+def standing(step: int, *, begun: bool) -> int:
+    """A number that is higher for whoever has begun, and then for the higher step."""
+    return step + (STEP_LIMIT if begun else 0)
+
+
+def start_of(highest: int) -> Start:
+    """What the highest `standing` of the members tells."""
     return Start(highest >= STEP_LIMIT, highest % STEP_LIMIT)
+
+
+def highest(comm: Communicator, numbers: Sequence[int], *, tag: int, timeout: float | None = None) -> list[int]:
+    """Returns the highest of each number over the members who live, the same on all of them."""
+    values = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+    with contextlib.suppress(TooFewPeersError):  # alone
+        comm.all_reduce(values, op=ReduceOp.MAX, tag=tag, retry=True, timeout=timeout)
+    found: list[int] = values.tolist()
+    return found

@@ -116,7 +116,8 @@ def _work(
             timeout=timedelta(seconds=timeout),
         )
         result = function(*arguments)
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         pipe.send_bytes(pickle.dumps((True, result)))
     except BaseException:
         pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))

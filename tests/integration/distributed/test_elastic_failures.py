@@ -22,8 +22,8 @@ def end_together(job: Job) -> None:
 
 
 OTHERS = {
-    "model": ({"more": 3}, r"JoinError.*first\.weight is .*\(204, 97\) here, and .*\(201, 97\)"),
-    "snapshots": ({"every": 9}, r"JoinError.*every=9.* the others have .*every=4"),
+    "model": ({"more": 3}, r"JoinError.*first\.weight is .*\(201, 97\) at rank 0 .* and .*\(204, 97\) at rank 2 "),
+    "snapshots": ({"every": 9}, r"JoinError.*every of Snapshots is 4 at rank 0 .* and 9 at rank 2 "),
 }
 
 

@@ -379,6 +379,8 @@ def test_ranks_that_disagree_are_told():
     places = [json.dumps(dataclasses.asdict(place)) for place in (own, other)]
     assert 'rank 0 has the membership "fixed" and rank 1 "elastic"' in _board._problem(places, own)
     assert _board._problem(places[:1] * 2, own) == ""
+    places = [places[0], json.dumps(dataclasses.asdict(dataclasses.replace(own, stands_in=True)))]
+    assert 'rank 0 has the stands_in "False" and rank 1 "True"' in _board._problem(places, own)
 
 
 def partial() -> object:

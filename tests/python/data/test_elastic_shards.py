@@ -250,7 +250,7 @@ def test_steps_without_records_and_commits_are_told(caplog):
 
 def test_shards_have_the_same_names_under_different_folders():
     def number(*shards: Any) -> int:
-        return ElasticShards(shards, read, 2)._fingerprint
+        return ElasticShards(shards, read, 2)._digest
 
     assert number(Path("/a/one"), "/a/two/") == number(Path("/b/one"), "two")
     assert number("https://a/one?key=1", "two") == number("one", "two") != number("two", "one")
