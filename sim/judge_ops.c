@@ -222,10 +222,10 @@ void judge_commit(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_
 }
 
 void judge_verdict(struct pccl_sim *s, int slot, const struct judged_op *op, const struct wire_verdict *verdict) {
-    static const char *const kinds[] = {"none", "COMMIT", "ABORT", "REDO", "MISMATCH", "WHOLE", "CANCEL"};
+    static const char *const kinds[] = {"none", "COMMIT", "ABORT", "REDO", "MISMATCH", "WHOLE", "CANCEL", "DEADLOCK"};
     const struct process *p = &s->processes[slot];
     struct instance *instance = find(s, op->epoch->run, op->epoch->generation, p->group, &op->name);
-    if (verdict->kind == WIRE_VERDICT_CANCEL) return; // the verdict that ends the op follows
+    if (wire_verdict_cancels(verdict->kind)) return; // the verdict that ends the op follows
     if (instance == NULL || instance_tainted(s, instance)) return;
     uint64_t generation = member_header(p->core).generation;
     // A small op that is to be supplied is lost after all when everybody who has it is. Who had not begun a mismatched

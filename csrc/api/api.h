@@ -40,6 +40,8 @@ enum {
     API_RECOVERY_MOST_MS = 3600000,
     API_SHORT_DEFAULT_S = 600, // wait for min_members
     API_SHORT_MOST_S = 86400,
+    API_DEADLOCK_DEFAULT_S = 60, // members that wait for each other
+    API_DEADLOCK_MOST_S = 86400,
 };
 
 // Takes an address, which texts call `name`. IPv4-mapped IPv6 addresses become IPv4. pcclInvalidArgument: there is

@@ -197,16 +197,18 @@ static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
     uint32_t count;
     struct transport_options transport = transport_of(instance);
     RETURN_IF_FAILED(reach(instance, &transport, listens, &count));
-    struct master_options options = {.listens = listens,
-                                     .listen_count = count,
-                                     .heartbeat_limit_ms = instance->heartbeat_limit_ms,
-                                     .masters = instance->masters,
-                                     .master_count = instance->master_count,
-                                     .self = instance->self,
-                                     .idle_limit_ms = instance->idle_limit_ms,
-                                     .new = instance->new,
-                                     .events = instance->events[0] != 0 ? instance->events : NULL,
-                                     .transport = &transport};
+    struct master_options options = {
+        .listens = listens,
+        .listen_count = count,
+        .heartbeat_limit_ms = instance->heartbeat_limit_ms,
+        .deadlock_s = environment_number("PCCL_DEADLOCK_TIMEOUT_S", 0, API_DEADLOCK_MOST_S, API_DEADLOCK_DEFAULT_S),
+        .masters = instance->masters,
+        .master_count = instance->master_count,
+        .self = instance->self,
+        .idle_limit_ms = instance->idle_limit_ms,
+        .new = instance->new,
+        .events = instance->events[0] != 0 ? instance->events : NULL,
+        .transport = &transport};
     struct master *master;
     int error = master_start(&options, &master);
     if (error != 0) return run_failed(-error, &instance->address);

@@ -27,6 +27,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_CUDA_LIBRARY", "file to load in place of libpccl_cuda.so"},
     {"PCCL_CUDA_REDUCE", "gpu or host: where tensors on a GPU are reduced and quantised"},
     {"PCCL_DATA_THREADS", "further threads that send, receive and reduce, 0 to 16"},
+    {"PCCL_DEADLOCK_TIMEOUT_S", "after which a master fails the calls of members that wait for each other; 0: never"},
     {"PCCL_EVENTS", "file or directory for the events of each peer and master, with %p and %n; off: none"},
     {"PCCL_FAKE_DEVICE", "1: tensors are on the fake device of tests/fakes"},
     {"PCCL_FAKE_DEVICE_FAILS", "when the fake device of tests/fakes fails"},

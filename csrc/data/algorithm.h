@@ -110,6 +110,8 @@ struct unexpected *algorithm_unexpected(struct engine *engine, const struct op *
 bool algorithm_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
 // Tells the member that the op is posted here.
 void algorithm_offer(struct engine *engine, const struct op *op, struct neighbour *to, struct wire_ready ready);
+// Returns whether the participant at this place is missed: it is to report here that it has begun, and has not.
+bool algorithm_misses(const struct op *op, uint32_t place);
 // Implements `waits_for` for algorithms that need the successor alone.
 bool algorithm_waits_for_next(const struct op *op, char *out, size_t capacity);
 // Returns whether bulk goes this way (lane_is_for_bulk). Lock not held.

@@ -130,3 +130,11 @@ void algorithm_check(struct engine *engine, struct op *op) {
     engine_unlock(engine);
     if (told) engine_tell(engine);
 }
+
+bool algorithm_misses(const struct op *op, uint32_t place) {
+    const struct algorithm *algorithm = algorithm_of(op);
+    const struct moving *moving = op->work;
+    if (place == op->team->place) return false;
+    if (algorithm->misses != NULL) return algorithm->misses(op, place);
+    return place == (op->team->place + 1) % op->team->count && !moving->next_ready;
+}

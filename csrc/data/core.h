@@ -55,6 +55,10 @@ struct engine {
     char why[DEVICE_ERROR_BYTES]; // a device has failed; "": memory or descriptors were refused
     uint32_t waiters;             // callers inside engine_wait and engine_hold
     pthread_cond_t no_waiters;
+    pid_t caller;             // the thread that begins calls; 0: none has
+    bool several_callers;     // another one did so while it lived
+    struct wire_waits *waits; // that engine_waits fills in, and when
+    int64_t waits_ns;
     pthread_cond_t not_holding; // an op that a stream was to wait for
     bool request_epoch;         // a fresh group epoch is to be asked for
 

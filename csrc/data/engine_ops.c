@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include "base/detail.h"
 #include "base/log.h"
@@ -229,6 +231,25 @@ struct op_driver engine_driver(struct engine *engine) {
 }
 
 // ---- callers ----
+static bool is_only_caller(struct engine *engine, bool begins) {
+    engine_assert_locked(engine);
+    static _Thread_local pid_t thread;
+    if (thread == 0) thread = gettid();
+    if (engine->caller == thread || !begins) return engine->caller == thread && !engine->several_callers;
+    if (engine->caller != 0 && tgkill(getpid(), engine->caller, 0) == 0)
+        engine->several_callers = true;
+    else
+        engine->caller = thread;
+    return !engine->several_callers;
+}
+
+bool engine_is_only_caller(struct engine *engine, bool begins) {
+    engine_lock(engine);
+    bool only = is_only_caller(engine, begins);
+    engine_unlock(engine);
+    return only;
+}
+
 enum call_result engine_post(struct engine *engine, const struct call_args *args, uint64_t adopted) {
     struct op *op;
     struct call_args with = *args;
@@ -248,6 +269,7 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
     }
     if (result == CALL_OK) {
         engine->device_calls += with.queue != NULL;
+        is_only_caller(engine, true);
         op->posted_ns = platform_now_ns();
         op->tell_ns = op->posted_ns + TELL_FIRST_MS * MS_NS;
         record_post(engine, op);
@@ -329,7 +351,10 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     if (waits) platform_cond_init(&waiter.ended);
     op->waiter = &waiter;
     engine->waiters++;
+    if (waits) wait_span_enter(&op->wait, platform_now_ns());
+    op->caller_waits = is_only_caller(engine, false);
     if (!wait_for_end(engine, op, deadline_ns)) {
+        wait_span_leave(&op->wait, platform_now_ns());
         out->result = CALL_IN_PROGRESS;
         say_what_for(op, out->text, sizeof out->text);
         op->waiter = NULL;
@@ -391,6 +416,33 @@ bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id
     bool posted = call_table_has_unexpected(&engine->call_table, tag, member);
     engine_unlock(engine);
     return posted;
+}
+
+enum { WAIT_LEAST_US = 1000000 }; // of a wait that is told
+
+static void note_wait(struct call_table *call_table, struct op *op) {
+    struct engine *engine = call_table->driver.context;
+    struct wire_waits *waits = engine->waits;
+    const struct op *call = op->parent != NULL ? op->parent : op;
+    uint64_t span_us = wait_span_us(&call->wait, engine->waits_ns);
+    bool moves = (op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && !op->frozen && op->team->count > 1;
+    if (!moves || span_us < WAIT_LEAST_US || waits->count == WIRE_MAX_WAITS) return;
+    struct wire_wait *wait = &waits->list[waits->count++];
+    *wait = (struct wire_wait){.name = op->name, .kind = op->args.fingerprint.kind, .span_us = span_us};
+    if (call->caller_waits) waits->all_us = span_us;
+    for (uint32_t place = 0; op->phase == OP_RUNNING && place < op->team->count; place++)
+        if (algorithm_misses(op, place) && wait->missing_count < WIRE_MAX_MISSING)
+            wait->missing[wait->missing_count++] = algorithm_peer(op, place)->id;
+}
+
+bool engine_waits(struct engine *engine, int64_t now_ns, struct wire_waits *out) {
+    engine_lock(engine);
+    engine->waits = out;
+    engine->waits_ns = now_ns;
+    if (engine_is_open(engine)) call_table_for_each(&engine->call_table, note_wait);
+    bool live = engine->call_table.live > 0;
+    engine_unlock(engine);
+    return live;
 }
 
 size_t engine_live_ops(struct engine *engine) {

@@ -179,14 +179,8 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
 
 // Counts the members that the operation waits for at its beginning.
 static void note_awaited(const struct op *op) {
-    const struct algorithm *algorithm = algorithm_of(op);
-    const struct moving *moving = op->work;
-    if (algorithm->misses == NULL) {
-        if (!moving->next_ready) algorithm_successor(op)->stats.awaited++;
-        return;
-    }
     for (uint32_t place = 0; place < op->team->count; place++)
-        if (place != op->team->place && algorithm->misses(op, place)) algorithm_peer(op, place)->stats.awaited++;
+        if (algorithm_misses(op, place)) algorithm_peer(op, place)->stats.awaited++;
 }
 
 static void note_live(struct call_table *call_table, struct op *op) {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "master/deadlock.h"
 #include "master/gather.h"
 #include "master/run.h"
 #include "net/socket.h"
@@ -232,6 +233,7 @@ union message {
     struct wire_telemetry telemetry;
     struct wire_precopy precopy;
     struct wire_numbers numbers;
+    struct wire_waits waits;
 };
 
 static bool decode(struct run *run, const struct wire_header *header, const uint8_t *body, union message *out) {
@@ -251,6 +253,7 @@ static bool decode(struct run *run, const struct wire_header *header, const uint
     case WIRE_TELEMETRY: return wire_decode_telemetry(body, length, &out->telemetry);
     case WIRE_PRECOPY: return wire_decode_precopy(body, length, &out->precopy);
     case WIRE_NUMBERS: return wire_decode_numbers(body, length, &out->numbers);
+    case WIRE_WAITS: return wire_decode_waits(body, length, &out->waits);
     default: return true;
     }
 }
@@ -277,6 +280,7 @@ static void on_member_message(struct run *run, struct peer_record *peer, const s
         return;
     case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, table, peer, &message->sync_vote); return;
     case WIRE_SYNC_DONE: rounds_done(&run->rounds, table, peer, &message->sync_done); return;
+    case WIRE_WAITS: deadlock_note(table, peer, &message->waits); return;
     case WIRE_NUMBERS: matrix_note_numbers(&run->matrix, table, peer, &message->numbers); return;
     case WIRE_TELEMETRY: matrix_note(&run->matrix, table, peer, &message->telemetry); return;
     default:
@@ -467,6 +471,7 @@ static void tick(struct run *run) {
     if (run->phase == RUN_SURVEY && run->selection.survey.deadline_ns <= table->now_ns)
         selection_give_up_round(&run->selection, table);
     membership_tell_waits(table, run->phase == RUN_IDLE);
+    deadlock_look(table);
 }
 
 static void beat(struct run *run) {
@@ -479,7 +484,7 @@ static void beat(struct run *run) {
 static int64_t next_deadline(const struct run *run) {
     const struct membership *table = &run->table;
     if (table->peer_count == 0) return INT64_MAX;
-    int64_t next = platform_earlier(table->silence_at, table->warn_at);
+    int64_t next = platform_earlier(platform_earlier(table->silence_at, table->warn_at), table->deadlock_at);
     for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group))
         next = platform_earlier(next, run->breaks[membership_group_slot(table, group)].due_ns);
     if (run->phase == RUN_CANDIDATE && !run->candidate.judged)
@@ -526,6 +531,7 @@ struct master_core *core_new(uint32_t heartbeat_limit_ms, const uint8_t random[C
 
 void core_configure(struct master_core *core, const struct core_settings *settings) {
     core->run.table.survivors_until = settings->survivors_until_ns;
+    core->run.table.deadlock_ns = settings->deadlock_ns;
     if (settings->signer != NULL) core->run.signer = *settings->signer;
     core->gather.standby = settings->standby;
 }

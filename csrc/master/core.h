@@ -31,6 +31,7 @@ struct signer; // master/quorum
 struct core_settings {
     // Until then members of an earlier run are expected to come, and newcomers wait for them.
     int64_t survivors_until_ns;
+    int64_t deadlock_ns; // members that wait for each other for so long are told, and their calls fail; 0: never
     // A standby takes runs up and serves them. It begins none, except for newcomers of a run whose members it has lost.
     bool standby;
     // Epochs are signed, and a RESUME of a member counts only with one that is. Copied; the owner keeps the context.

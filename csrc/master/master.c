@@ -67,6 +67,7 @@ static int open_all(struct master *master, const struct master_options *options)
     if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
     master->now_ns = platform_now_ns();
     master->heartbeat_limit_ms = options->heartbeat_limit_ms;
+    master->deadlock_s = options->deadlock_s;
     master->standby = options->master_count > 0 && options->self > 0;
     if (options->new)
         master->new_until_ns = master->now_ns + MASTER_BUSY_MS * MS_NS; // the others are new, too

@@ -39,7 +39,7 @@ struct master_options {
     // Addresses at which it listens, all at the port of the first one; at most MASTER_MAX_LISTENS.
     const struct wire_address *listens;
     uint32_t listen_count;
-    uint32_t heartbeat_limit_ms;
+    uint32_t heartbeat_limit_ms, deadlock_s;
     // The masters of the run, this one among them, in the order of preference; at most WIRE_MAX_MASTERS, or none. The
     // first one begins new runs, unless another one serves a run; all take up runs whose members come to them. `self`:
     // its place in the list.

@@ -99,7 +99,7 @@ struct master {
     int poller;
     struct transport_listener listeners[MASTER_LISTENERS];
     int64_t now_ns;
-    uint32_t heartbeat_limit_ms;
+    uint32_t heartbeat_limit_ms, deadlock_s;
     int64_t survivors_until_ns, new_until_ns; // of each run that is made: see MASTER_YOUNG_MS, and `new` in the options
     struct master_run runs[WIRE_MAX_RUNS];    // the first is the one without a name, which is always there
     uint64_t runs_begun;

@@ -65,6 +65,7 @@ static bool make_run(struct master *master, struct master_run *run, const struct
     void *keys = master->transport->options.keys;
     struct signer signer = {.context = keys, .sign = master_sign, .verify = master_verify};
     core_configure(core, &(struct core_settings){.survivors_until_ns = master->survivors_until_ns,
+                                                 .deadlock_ns = master->deadlock_s * SECOND_NS,
                                                  .standby = master->standby,
                                                  .signer = keys != NULL ? &signer : NULL});
     return true;

@@ -11,7 +11,7 @@ void membership_init(struct membership *table, int64_t limit_ns, uint64_t id_key
     table->limit_ns = limit_ns;
     table->id_key = id_key;
     table->now_ns = table->heartbeat_at = table->survivors_until = now_ns;
-    table->silence_at = table->warn_at = INT64_MAX;
+    table->silence_at = table->warn_at = table->deadlock_at = INT64_MAX;
 }
 
 bool membership_same_run(const struct run_identity *a, const struct run_identity *b) {
@@ -90,12 +90,19 @@ void membership_set_vote(struct membership *table, struct peer_record *peer, uin
     if (kind == 0) return;
     table->open[kind]++;
     membership_begin_wait(table, peer);
+    if (table->deadlock_ns > 0)
+        table->deadlock_at = platform_earlier(table->deadlock_at, table->now_ns + table->deadlock_ns);
 }
 
 struct peer_label membership_label(const struct peer_record *peer) {
-    char join[PEER_LABEL_MORE];
-    snprintf(join, sizeof join, "join %llu", (unsigned long long)peer->member.join_number);
-    return peer_label_with(&peer->member.id, &peer->member.name, join);
+    const struct peer_group *group = peer->group;
+    char more[PEER_LABEL_MORE];
+    uint32_t rank = 0, at = 0;
+    bool ranked = group != NULL && group->members != NULL && peer->rank < group->count;
+    for (; ranked && at < group->count; at++) rank += group->members[at]->member.join_number < peer->member.join_number;
+    int length = ranked ? snprintf(more, sizeof more, "rank %u, ", rank) : 0;
+    snprintf(more + length, sizeof more - (size_t)length, "join %llu", (unsigned long long)peer->member.join_number);
+    return peer_label_with(&peer->member.id, &peer->member.name, more);
 }
 
 struct peer_text membership_foreign(uint16_t version) {
@@ -277,7 +284,7 @@ enum {
     WARN_AGAIN_MOST_MS = 600000,
 };
 
-static const char *call_of(uint8_t vote) {
+const char *membership_call(uint8_t vote) {
     static const char *const calls[] = {"no call that waits for all members", "update_topology", "are_peers_pending",
                                         "optimize_topology", "sync_shared_state"};
     return calls[vote];
@@ -299,7 +306,7 @@ static void find_missing(const struct membership *table, uint8_t vote, const str
         out->of++;
         if (peer->vote == vote || out->count++ >= NAMES) continue;
         at += (size_t)snprintf(out->names + at, sizeof out->names - at, "%s%s, in %s", at > 0 ? "; " : "",
-                               membership_label_at(peer).chars, call_of(peer->vote));
+                               membership_label_at(peer).chars, membership_call(peer->vote));
         if (at >= sizeof out->names) at = sizeof out->names - 1;
     }
     if (out->count > NAMES) snprintf(out->names + at, sizeof out->names - at, "; and %u more", out->count - NAMES);
@@ -355,9 +362,9 @@ static bool describe_member(const struct membership *table, const struct peer_re
     struct missing missing;
     find_missing(table, peer->vote, peer->vote == WIRE_VOTE_SYNC ? peer->group : NULL, &missing);
     bool is_short = peer->vote == WIRE_VOTE_UPDATE && table->count < table->limits.least;
-    if (missing.count == 0 && is_short) describe_short(table, call_of(peer->vote), seconds, text);
+    if (missing.count == 0 && is_short) describe_short(table, membership_call(peer->vote), seconds, text);
     if (missing.count == 0) return is_short;
-    snprintf(text, WIRE_MAX_TEXT, "%s has waited for %u of %u members for %u s: %.380s", call_of(peer->vote),
+    snprintf(text, WIRE_MAX_TEXT, "%s has waited for %u of %u members for %u s: %.380s", membership_call(peer->vote),
              missing.count, missing.of, seconds, missing.names);
     return true;
 }

@@ -51,7 +51,10 @@ struct peer_record {
     bool leaving;                  // it has announced that it leaves, within `leaves_ns` if that is known (INT64_MAX)
     bool leaves_at_update;         // the next update vote that passes takes it out
     int64_t leaves_ns;
-    int64_t waits_since; // since its vote was opened; of a newcomer, since it came
+    int64_t waits_since;     // since its vote was opened; of a newcomer, since it came
+    struct wire_waits waits; // what it has told that its program waits for, at `waits_ns`
+    int64_t waits_ns;
+    bool stuck; // all of its calls wait for members that are stuck (master/deadlock)
     struct wait_report {
         int64_t since_ns, next_ns; // the wait that began then is told of next
     } told;
@@ -125,6 +128,8 @@ struct membership {
     bool lost, changed;                // a loss, or a changed group, that no epoch tells of yet
     uint32_t open[WIRE_VOTE_SYNC + 1]; // votes, by wire_vote_kind
     int64_t warn_at;                   // when it is looked who waits for whom; INT64_MAX: nobody waits
+    int64_t deadlock_at;               // when it is looked for a deadlock (master/deadlock); INT64_MAX: nobody waits
+    int64_t deadlock_ns;               // for so long its members wait before they are told; 0: they are not
     struct failed_host failed_hosts[MEMBERSHIP_FAILED_HOSTS];
     uint16_t by_id[MEMBERSHIP_ID_BUCKETS], by_conn[ACTIONS_MAX_CONNS]; // slot + 1, or 0
 
@@ -164,10 +169,11 @@ void membership_heard(struct membership *table, struct peer_record *peer, int64_
 void membership_set_vote(struct membership *table, struct peer_record *peer, uint8_t kind);
 // Somebody's wait begins.
 void membership_begin_wait(struct membership *table, struct peer_record *peer);
+const char *membership_call(uint8_t vote); // that is a vote of this kind
 // At warn_at: tells waiting members and the log who waits for whom, after MEMBERSHIP_WARN_MS, then less often. `idle`:
 // false while links are made or rates measured for all.
 void membership_tell_waits(struct membership *table, bool idle);
-// "peer host-a (01020304, join 5)", and the same "at 10.0.0.1:999".
+// "peer host-a (01020304, rank 0, join 5)", for a newcomer without the rank, and the same "at 10.0.0.1:999".
 struct peer_text {
     char chars[PEER_LABEL_BYTES + 64];
 };

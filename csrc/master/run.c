@@ -413,7 +413,7 @@ static void start(struct run *run) {
     run->yields_until = 0;
     run->phase = RUN_IDLE;
     run->short_until = INT64_MAX;
-    table->warn_at = INT64_MAX;
+    table->warn_at = table->deadlock_at = INT64_MAX;
 }
 
 // The run has ended here; the next one may begin.

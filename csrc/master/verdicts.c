@@ -320,6 +320,16 @@ void verdicts_mismatch(struct membership *table, struct peer_record *peer, const
 
 // Members that have begun the op keep it until the reports on the new epoch are in: if one of them completed it, all
 // get COMMIT. Like a mismatch it goes out before the new epoch.
+void verdicts_end(struct membership *table, struct peer_group *group, const struct wire_op_name *name,
+                  enum wire_verdict_kind kind, const char *text) {
+    struct wire_verdict verdict;
+    init_verdict(&verdict, name, kind);
+    set_text(&verdict, text);
+    encode(table, group->group_epoch, &verdict);
+    membership_send_group(table, group);
+    membership_change_group(table, group);
+}
+
 void verdicts_cancel(struct membership *table, struct peer_record *peer, const struct wire_header *header,
                      const struct wire_cancel *cancel) {
     if (!is_current(table, peer, header)) return;
@@ -327,15 +337,10 @@ void verdicts_cancel(struct membership *table, struct peer_record *peer, const s
         membership_expel(table, peer, "it sent CANCEL for an operation of another epoch");
         return;
     }
-    struct wire_verdict verdict;
     char text[WIRE_MAX_TEXT + 1];
-    init_verdict(&verdict, &cancel->name, WIRE_VERDICT_CANCEL);
     snprintf(text, sizeof text, "%s cancelled the operation with tag %llu", membership_label(peer).chars,
              (unsigned long long)cancel->name.tag);
-    set_text(&verdict, text);
-    encode(table, peer->group->group_epoch, &verdict);
-    membership_send_group(table, peer->group);
-    membership_change_group(table, peer->group);
+    verdicts_end(table, peer->group, &cancel->name, WIRE_VERDICT_CANCEL, text);
 }
 
 // ---- reports and verdicts ----
@@ -401,7 +406,7 @@ void verdicts_recall(struct verdicts *verdicts, struct membership *table, struct
         if (noted == OP_TABLE_NO_MEMORY) table->out_of_memory = true;
         if (noted != OP_TABLE_OK) continue;
         entry->other = resume->past[i].other;
-        entry->cancelled |= resume->past[i].kind == WIRE_VERDICT_CANCEL;
+        entry->cancelled |= wire_verdict_cancels(resume->past[i].kind);
     }
 }
 

@@ -37,6 +37,9 @@ void verdicts_mismatch(struct membership *table, struct peer_record *peer, const
                        const struct wire_mismatch *mismatch);
 void verdicts_cancel(struct membership *table, struct peer_record *peer, const struct wire_header *header,
                      const struct wire_cancel *cancel);
+// Ends an op of the group's epoch on all members, unless all have completed it. `kind`: CANCEL or DEADLOCK.
+void verdicts_end(struct membership *table, struct peer_group *group, const struct wire_op_name *name,
+                  enum wire_verdict_kind kind, const char *text);
 void verdicts_report(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
                      const struct wire_header *header, const struct wire_report *report);
 

@@ -116,6 +116,8 @@ static const struct {
     TEXT(REMOVED),
     EXACT(STACKS, ID),
     RANGE(STACKS_ARE, 0, WIRE_MAX_STACKS),
+    RANGE(WAITS, 8 + 4, WIRE_MAX_WAITS *(OP_NAME + 1 + 8 + 4 + WIRE_MAX_MISSING * ID)),
+    TEXT(DEADLOCK),
     EXACT(LINK_HELLO, 2 + 1 + 16 + ID + ID + 4),
     EXACT(LINK_ACK, 0),
     DATA(READY),

@@ -15,7 +15,7 @@
 #include "net/cursor.h"
 
 enum {
-    WIRE_VERSION = 16,
+    WIRE_VERSION = 17,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_HEAD_BYTES = 64, // of data frames: struct wire_head
@@ -46,6 +46,8 @@ enum {
     WIRE_MAX_DONORS = 16,          // in one DONORS
     WIRE_MAX_EDGES = 992,          // in one MATRIX: all of 32 members
     WIRE_MAX_NUMBERS = 16,         // of a member's program
+    WIRE_MAX_WAITS = 4,            // calls in which threads of a program wait, as one WAITS tells
+    WIRE_MAX_MISSING = 8,          // members that one of them waits for
     WIRE_MAX_NUMBER_NAME = 32,     // bytes of the name of one
     WIRE_MAX_NUMBERS_TOLD = 2048,  // in one MATRIX
     WIRE_MAX_JOINERS = 24,         // likewise
@@ -108,6 +110,8 @@ enum wire_type {
     // who has the master's key -> master, likewise, and master -> peer: the stacks of this peer's threads, please
     WIRE_STACKS,     // body: the id
     WIRE_STACKS_ARE, // the answer, on the same way back; body: text. REMOVED: the master has refused the question
+    WIRE_WAITS,      // peer -> master: the calls in which my program has waited for a second or longer
+    WIRE_DEADLOCK,   // master -> peer, text: your open vote fails, because members wait for each other
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted

@@ -247,7 +247,7 @@ static void visit_op_done(struct cursor *c, struct wire_op_done *m) {
 
 static void visit_verdict(struct cursor *c, struct wire_verdict *m) {
     visit_op_name(c, &m->name);
-    cursor_range(c, &m->kind, WIRE_VERDICT_COMMIT, WIRE_VERDICT_CANCEL);
+    cursor_range(c, &m->kind, WIRE_VERDICT_COMMIT, WIRE_VERDICT_DEADLOCK);
     visit_id(c, &m->supplier);
     cursor_u16(c, &m->other);
     wire_visit_text(c, &m->text);
@@ -356,7 +356,7 @@ static void visit_past(struct cursor *c, struct wire_past *past) {
     visit_op_name(c, &past->name);
     cursor_u8(c, &past->kind);
     cursor_expect(c, past->kind == WIRE_VERDICT_COMMIT || past->kind == WIRE_VERDICT_MISMATCH ||
-                         past->kind == WIRE_VERDICT_CANCEL);
+                         wire_verdict_cancels(past->kind));
     cursor_u16(c, &past->other);
 }
 
@@ -399,47 +399,12 @@ static void visit_status_is(struct cursor *c, struct wire_status_is *m) {
     cursor_u64(c, &m->ended_ms);
 }
 
-static void visit_number(struct cursor *c, uint64_t *number) {
-    cursor_u64(c, number);
-    cursor_expect(c, *number <= WIRE_MOST_SEEN);
-}
-
-static void visit_ops_seen(struct cursor *c, struct wire_ops_seen *ops) {
-    visit_number(c, &ops->span_us);
-    visit_number(c, &ops->ops);
-    visit_number(c, &ops->op_us);
-    visit_number(c, &ops->processor_us);
-    visit_number(c, &ops->live);
-    visit_number(c, &ops->oldest_us);
-    visit_number(c, &ops->still_us);
-    cursor_u64(c, &ops->epoch);
-}
-
-static void visit_seen(struct cursor *c, struct wire_seen *seen) {
-    visit_number(c, &seen->acked);
-    visit_number(c, &seen->busy_us);
-    visit_number(c, &seen->window_us);
-    visit_number(c, &seen->segments);
-    visit_number(c, &seen->retransmits);
-    visit_number(c, &seen->samples);
-    visit_number(c, &seen->backlogged);
-    visit_number(c, &seen->delay_us);
-    visit_number(c, &seen->entries);
-    visit_number(c, &seen->late_us);
-    visit_number(c, &seen->early_us);
-    visit_number(c, &seen->round_trip_us);
-    visit_number(c, &seen->queue_us);
-    visit_number(c, &seen->awaited);
-    cursor_u16(c, &seen->lanes);
-    cursor_u8(c, &seen->reason);
-}
-
 static void visit_telemetry(struct cursor *c, struct wire_telemetry *m) {
-    visit_ops_seen(c, &m->ops);
+    wire_visit_ops_seen(c, &m->ops);
     cursor_count(c, &m->count, WIRE_MAX_SEEN);
     EACH(c, i, m->count) {
         visit_id(c, &m->others[i].id);
-        visit_seen(c, &m->others[i].seen);
+        wire_visit_seen(c, &m->others[i].seen);
     }
 }
 
@@ -465,16 +430,22 @@ static void visit_numbers(struct cursor *c, struct wire_numbers *m) {
     EACH(c, i, m->count) visit_program_number(c, &m->list[i]);
 }
 
-static void visit_progress(struct cursor *c, struct wire_progress *progress) {
-    visit_number(c, &progress->done);
-    visit_number(c, &progress->total);
-    visit_number(c, &progress->span_us);
-    cursor_expect(c, progress->done <= progress->total);
+static void visit_waits(struct cursor *c, struct wire_waits *m) {
+    wire_visit_number(c, &m->all_us);
+    cursor_count(c, &m->count, WIRE_MAX_WAITS);
+    EACH(c, i, m->count) {
+        struct wire_wait *wait = &m->list[i];
+        visit_op_name(c, &wait->name);
+        cursor_u8(c, &wait->kind);
+        wire_visit_number(c, &wait->span_us);
+        cursor_count(c, &wait->missing_count, WIRE_MAX_MISSING);
+        EACH(c, j, wait->missing_count) visit_id(c, &wait->missing[j]);
+    }
 }
 
 static void visit_precopy(struct cursor *c, struct wire_precopy *m) {
     cursor_range(c, &m->copies, WIRE_COPY_OVER, WIRE_COPY_ADVANCES);
-    visit_progress(c, &m->progress);
+    wire_visit_progress(c, &m->progress);
 }
 
 static void visit_state(struct cursor *c, struct wire_state *state) {
@@ -499,9 +470,9 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
     EACH(c, i, m->member_count) {
         visit_member(c, &m->members[i].member);
         visit_state(c, &m->members[i].state);
-        visit_number(c, &m->members[i].silent_us);
-        visit_number(c, &m->members[i].told_us);
-        visit_ops_seen(c, &m->members[i].ops);
+        wire_visit_number(c, &m->members[i].silent_us);
+        wire_visit_number(c, &m->members[i].told_us);
+        wire_visit_ops_seen(c, &m->members[i].ops);
         cursor_u32(c, &m->members[i].recent_us);
     }
     cursor_count(c, &m->edge_count, WIRE_MAX_EDGES);
@@ -509,7 +480,7 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
         struct wire_matrix_edge *edge = &m->edges[i];
         cursor_u16(c, &edge->from);
         cursor_u16(c, &edge->to);
-        visit_seen(c, &edge->seen);
+        wire_visit_seen(c, &edge->seen);
         cursor_expect(c, edge->from < m->member_count && edge->to < m->member_count && edge->from != edge->to);
     }
     cursor_u64(c, &m->generation);
@@ -528,8 +499,8 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
         visit_name(c, &m->joiners[i].name);
         visit_address(c, &m->joiners[i].address);
         cursor_range(c, &m->joiners[i].joining, WIRE_JOINING_COPIES, WIRE_JOINING_RECEIVES);
-        visit_number(c, &m->joiners[i].wait_us);
-        visit_progress(c, &m->joiners[i].progress);
+        wire_visit_number(c, &m->joiners[i].wait_us);
+        wire_visit_progress(c, &m->joiners[i].progress);
     }
 }
 

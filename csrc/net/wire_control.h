@@ -2,7 +2,7 @@
 #ifndef PCCL_NET_WIRE_CONTROL_H
 #define PCCL_NET_WIRE_CONTROL_H
 
-#include "net/wire.h"
+#include "net/wire_seen.h"
 
 // Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next. Nobody is
 // listed twice.
@@ -126,7 +126,14 @@ enum wire_verdict_kind {
     // a member cancelled the op: pcclCancelled, unless COMMIT follows; a member that has not begun it ends its next op
     // of this tag and subgroup
     WIRE_VERDICT_CANCEL,
+    // members wait for each other, and the text names them: pcclInvalidUsage, unless COMMIT follows; nothing for a
+    // member that has not begun the op, which may be one of them
+    WIRE_VERDICT_DEADLOCK,
 };
+
+static inline bool wire_verdict_cancels(uint8_t kind) {
+    return kind == WIRE_VERDICT_CANCEL || kind == WIRE_VERDICT_DEADLOCK;
+}
 
 struct wire_verdict {
     struct wire_op_name name;
@@ -305,7 +312,7 @@ struct wire_loss {
     uint32_t members, group_members, groups, largest_group; // each >= 1
 };
 
-// A verdict that ended an op for good, without a supplier: COMMIT, MISMATCH or CANCEL.
+// A verdict that ended an op for good, without a supplier: COMMIT, MISMATCH, CANCEL or DEADLOCK.
 struct wire_past {
     struct wire_op_name name;
     uint8_t kind;   // wire_verdict_kind
@@ -378,38 +385,6 @@ struct wire_status_is {
 
 // ---- diagnosis (docs/diagnosis.md) ----
 
-// No number that is told may be larger: sums of these do not overflow.
-#define WIRE_MOST_SEEN (UINT64_C(1) << 48)
-
-// Statistics of a member about its own ops: sums over a span of time, which each TELEMETRY restarts.
-struct wire_ops_seen {
-    uint64_t span_us;
-    uint64_t ops, op_us;   // calls that have ended, and the time from each one's launch to its end, together
-    uint64_t processor_us; // that the thread of the data plane had
-    // now
-    uint64_t live;      // calls that have not ended
-    uint64_t oldest_us; // since the first of those was launched
-    uint64_t still_us;  // since anything of an op came, went or ended
-    uint64_t epoch;     // group epoch
-};
-
-// Statistics of a member about another one: sums, as above.
-struct wire_seen {
-    uint64_t acked;              // bytes that the other one's kernel has acknowledged
-    uint64_t busy_us, window_us; // in which bytes were under way; of these, in which its receive window was full
-    // With data; those sent again by the middle share of the looks, as what is lost on the way is (link/stats).
-    uint64_t segments, retransmits;
-    uint64_t samples, backlogged; // looks at the links while a large op ran; those that found bytes waiting
-    uint64_t delay_us;            // the round trips of the backlogged looks, with what waits on the way, together
-    uint64_t entries;             // ops in which the other one comes next in the ring, and was heard to begin
-    uint64_t late_us, early_us;   // after the own beginning, or before it
-    uint64_t round_trip_us;       // now: the shortest of late
-    uint64_t queue_us;            // now: how much longer than at best what it sends is on its way to here
-    uint64_t awaited;             // now: calls under way of which nothing has come from there
-    uint16_t lanes;               // now: connections that carry large tensors, beside the direct one
-    uint8_t reason;               // now: why so many do (enum pace_reason); of a later version, any number
-};
-
 // From each member, about once a second while it calls ops.
 struct wire_telemetry {
     struct wire_ops_seen ops;
@@ -422,12 +397,6 @@ struct wire_telemetry {
 
 // In a MATRIX, whose sums fade, counts (ops, entries, samples, backlogged) are in parts of one: so many are 1.
 #define WIRE_COUNT UINT64_C(1000)
-
-// How far a newcomer is with a pass over the state that it copies. Claims of the newcomer, which nothing depends on.
-struct wire_progress {
-    uint64_t done, total; // bytes that it has compared or copied, and all of them; done <= total
-    uint64_t span_us;     // since the pass began
-};
 
 enum wire_copies {
     WIRE_COPY_OVER,     // it is up to date, or no donor is left
@@ -504,6 +473,21 @@ struct wire_numbers {
     struct wire_number list[WIRE_MAX_NUMBERS];
 };
 
+// What a program waits for. An empty one ends the wait that was told before.
+struct wire_waits {
+    // for how long the only thread that calls the communicator has waited in its call, an operation below or the open
+    // vote; 0: it does not, or there are several such threads
+    uint64_t all_us;
+    uint32_t count;
+    struct wire_wait {
+        struct wire_op_name name;
+        uint8_t kind; // plan_kind
+        uint64_t span_us;
+        uint32_t missing_count; // members that have not begun it, as far as is known here; of many, a part
+        struct wire_id missing[WIRE_MAX_MISSING];
+    } list[WIRE_MAX_WAITS];
+};
+
 // Proves that the sender is a member: strangers know no id of a member.
 struct wire_diagnose {
     struct wire_id id;  // of the sender
@@ -562,6 +546,7 @@ struct wire_remove {
     X(precopy, PRECOPY) \
     X(donors, DONORS) \
     X(numbers, NUMBERS) \
+    X(waits, WAITS) \
     X(link_down, LINK_DOWN) \
     X(measure, MEASURE) \
     X(measured, MEASURED) \

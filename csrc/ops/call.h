@@ -64,12 +64,33 @@ struct call_contributors {
     } ranges[];
 };
 
+// A wait that a caller cuts into slices: a pause of at most half of the slice before it counts as part of the wait, so
+// a caller that only looks whether a call has ended does not wait. All 0: nobody has waited yet. Times in ns.
+struct wait_span {
+    int64_t since_ns, entered_ns, left_ns; // left_ns: 0: somebody is inside
+};
+
+static inline bool wait_span_goes_on(const struct wait_span *wait, int64_t now_ns) {
+    int64_t slice_ns = wait->left_ns - wait->entered_ns;
+    return wait->since_ns != 0 && (wait->left_ns == 0 || now_ns - wait->left_ns <= slice_ns / 2);
+}
+static inline void wait_span_enter(struct wait_span *wait, int64_t now_ns) {
+    if (!wait_span_goes_on(wait, now_ns)) wait->since_ns = now_ns;
+    wait->entered_ns = now_ns;
+    wait->left_ns = 0;
+}
+static inline void wait_span_leave(struct wait_span *wait, int64_t now_ns) { wait->left_ns = now_ns; }
+static inline uint64_t wait_span_us(const struct wait_span *wait, int64_t now_ns) {
+    return wait_span_goes_on(wait, now_ns) ? (uint64_t)((now_ns - wait->since_ns) / 1000) : 0;
+}
+
 enum call_result {
     CALL_OK,
     CALL_IN_PROGRESS, // engine_wait: the deadline passed, the op goes on; `text` says what it waits for
     CALL_LOST,        // ABORT: `epoch` names the group epoch to adopt. Retry mode: no other member is left
     CALL_MISMATCH,    // `text` names both sides
     CALL_CANCELLED,   // by a member, which `text` names
+    CALL_DEADLOCK,    // `text` names the members that wait for each other
     CALL_DEAD,        // the communicator is dead
     CALL_TAG_LIVE,    // engine_post: the tag is live
     CALL_TOO_MANY,    // engine_post: WIRE_MAX_LIVE_OPS ops are live

@@ -205,6 +205,10 @@ bool call_table_verdicts_add(struct call_table_verdicts *verdicts, const struct 
     return true;
 }
 
+enum call_result call_table_ending(uint8_t kind) {
+    return kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : kind == WIRE_VERDICT_DEADLOCK ? CALL_DEADLOCK : CALL_MISMATCH;
+}
+
 bool call_table_verdict_concerns(uint32_t own, uint32_t subgroup, uint16_t other) {
     return subgroup_mark(own) == subgroup_mark(subgroup) || subgroup_mark(own) == other;
 }
@@ -217,7 +221,7 @@ bool call_table_verdicts_take(struct call_table_verdicts *verdicts, uint64_t tag
         if (name->tag != tag || !call_table_verdict_concerns(subgroup, name->subgroup, verdict->other)) continue;
         if (loss != 0 && loss <= name->epoch) continue;
         memcpy(text, verdict->text, sizeof verdict->text);
-        *result = verdict->kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : CALL_MISMATCH;
+        *result = call_table_ending(verdict->kind);
         remove_at(verdicts, at);
         return true;
     }

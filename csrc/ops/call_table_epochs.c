@@ -60,7 +60,7 @@ static bool is_meant(const struct call_table *table, const struct op *op, const 
 static void mark_cancelled(struct call_table *table, struct op *op) {
     if (op->phase == OP_WAITING) {
         op_queue_remove(&table->waiting, op);
-        call_table_end(table, op, CALL_CANCELLED);
+        call_table_end(table, op, ending_of(op));
     } else if (op_has_begun(op)) {
         op->cancelled = true;
     }
@@ -74,7 +74,7 @@ static void cancel_call(struct call_table *table, struct op *call) {
         return;
     }
     s->fall_back = false;
-    if (s->next < s->count && s->failure == CALL_OK) s->failure = CALL_CANCELLED;
+    if (s->next < s->count && s->failure == CALL_OK) s->failure = call->ending;
     for (int i = 0; call->phase != OP_ENDED && i < PLAN_SEGMENTS_AHEAD; i++)
         if (s->ops[i] != NULL) mark_cancelled(table, s->ops[i]);
 }
@@ -95,12 +95,13 @@ static void on_mismatch(struct call_table *table, const struct wire_verdict *ver
     if (verdict->name.epoch == table->now->group_epoch) table->ready = false;
     if (op != NULL && is_meant(table, op, verdict)) {
         memcpy(op->outcome.text, text, sizeof text);
-        op->ending = verdict->kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : CALL_MISMATCH;
-        if (op->ending == CALL_CANCELLED)
+        op->ending = call_table_ending(verdict->kind);
+        if (wire_verdict_cancels(verdict->kind))
             cancel_call(table, op);
         else
             end_call_mismatched(table, op);
-    } else if (!came_too_late(table, verdict) && !call_table_verdicts_add(&table->verdicts, verdict, text)) {
+    } else if (verdict->kind != WIRE_VERDICT_DEADLOCK && !came_too_late(table, verdict) &&
+               !call_table_verdicts_add(&table->verdicts, verdict, text)) {
         table->driver.failed(table->driver.context);
     }
 }
@@ -123,7 +124,7 @@ static void freeze(struct call_table *table, struct op *op) {
     if (op_has_begun(op) && op->mismatched) {
         call_table_end(table, op, ending_of(op));
     } else if (op->phase == OP_QUEUED && op->cancelled) {
-        call_table_end(table, op, CALL_CANCELLED); // not begun here, so complete nowhere
+        call_table_end(table, op, ending_of(op)); // not begun here, so complete nowhere
     } else if (op->phase == OP_QUEUED) {
         // Nobody has heard of it: it begins later, unless a verdict of an epoch in between has ended it for the others.
         call_table_release(table, op);
@@ -238,7 +239,7 @@ static void redo(struct call_table *table, struct op *op) {
     // The others have begun this call in a later epoch only, under the name that was found to be mismatched.
     struct op *call = op->parent != NULL ? op->parent : op;
     if (op->cancelled) {
-        call_table_end(table, op, CALL_CANCELLED);
+        call_table_end(table, op, ending_of(op));
         return;
     }
     if (!call_table_may_go_on(table, op)) {
@@ -295,7 +296,8 @@ void call_table_verdict(struct call_table *table, const struct wire_verdict *ver
         if (op != NULL && op->frozen) redo(table, op);
         break;
     case WIRE_VERDICT_MISMATCH:
-    case WIRE_VERDICT_CANCEL: on_mismatch(table, verdict); break;
+    case WIRE_VERDICT_CANCEL:
+    case WIRE_VERDICT_DEADLOCK: on_mismatch(table, verdict); break;
     case WIRE_VERDICT_WHOLE:
         if (call != NULL && call->segments != NULL && op_subgroup_hash(call) == verdict->name.subgroup)
             segments_fall_back(call, &verdict->name);

@@ -34,11 +34,13 @@ void call_table_free_ops(struct call_table *table); // all, as the last step of 
 // of subgroups without this member. Returns false if memory was refused.
 bool call_table_verdicts_add(struct call_table_verdicts *verdicts, const struct wire_verdict *verdict,
                              const char text[WIRE_MAX_TEXT + 1]);
+// Returns how the verdict of this kind ends a call: MISMATCH, CANCEL or DEADLOCK.
+enum call_result call_table_ending(uint8_t kind);
 // Returns whether a verdict of a mismatch is about ops of this subgroup: each of both sides had one.
 bool call_table_verdict_concerns(uint32_t own, uint32_t subgroup, uint16_t other);
 // Returns whether a call with this tag, over this subgroup, ends with the oldest mismatch, and copies its text to
 // `text`. `loss` is the epoch of the first loss since the caller's epoch (0: none). If members that had begun the op
-// met the loss first, the loss counts. `result`: CALL_MISMATCH or CALL_CANCELLED.
+// met the loss first, the loss counts. `result`: as call_table_ending.
 bool call_table_verdicts_take(struct call_table_verdicts *verdicts, uint64_t tag, uint32_t subgroup, uint64_t loss,
                               char text[WIRE_MAX_TEXT + 1], enum call_result *result);
 

@@ -54,11 +54,13 @@ struct op {
     uint32_t contributors;
     uint64_t tx_bytes, rx_bytes;
     struct retained *retained; // small: made ready, so that completion cannot fail
-    enum call_result ending;   // of a call: MISMATCH or CANCELLED, as the master's verdict on it says
+    enum call_result ending;   // of a call: MISMATCH, CANCELLED or DEADLOCK, as the master's verdict on it says
     struct call_outcome outcome;
 
     // the driver's
     struct waiter *waiter;      // the caller that waits for its end
+    struct wait_span wait;      // of a call: how long that has waited
+    bool caller_waits;          // and it is the only thread that calls the communicator
     uint32_t holding;           // callers that let a stream wait for it, right now: it stays
     int64_t posted_ns, tell_ns; // when its caller is told next for whom it waits
     int64_t begun_ns;           // when it was started in the epoch in force

@@ -167,10 +167,16 @@ void communicator_report(struct communicator *c, const struct wire_numbers *numb
     communicator_exit(c);
 }
 
+// Whether a master hears what is told now.
+static bool is_served(const struct communicator *c) {
+    communicator_assert_locked(c);
+    return c->phase == COMMUNICATOR_CONNECTED && !communicator_is_dead(c) && !member_is_seeking(c->core);
+}
+
 int64_t communicator_tell_numbers(struct communicator *c, int64_t now_ns) {
     struct wire_buffer frame = {0};
     pthread_mutex_lock(&c->lock);
-    bool connected = c->phase == COMMUNICATOR_CONNECTED && !communicator_is_dead(c) && !member_is_seeking(c->core);
+    bool connected = is_served(c);
     if (!connected) c->numbers_new = c->numbers.count > 0; // the next master knows none
     int64_t due_ns = connected && c->numbers_new ? c->numbers_told_ns + COMMUNICATOR_REPORT_MS * MS_NS : INT64_MAX;
     bool tells = due_ns <= now_ns;
@@ -183,6 +189,26 @@ int64_t communicator_tell_numbers(struct communicator *c, int64_t now_ns) {
     if (tells && !frame.failed) master_link_send(c->master, &frame);
     wire_buffer_fini(&frame);
     return tells ? INT64_MAX : due_ns;
+}
+
+int64_t communicator_tell_waits(struct communicator *c, int64_t now_ns) {
+    struct wire_waits waits = {0};
+    struct wire_buffer frame = {0};
+    pthread_mutex_lock(&c->lock);
+    if (is_served(c) && now_ns >= c->waits_ns) {
+        bool calls = c->ticket.type != NULL;
+        c->waits_awake = engine_waits(c->engine, now_ns, &waits) || calls;
+        if (calls && c->ticket.caller_waits) waits.all_us = wait_span_us(&c->ticket.wait, now_ns);
+        bool tells = waits.count > 0 || waits.all_us >= COMMUNICATOR_WAITS_MS * 1000;
+        if (tells || c->waits_told) wire_encode_waits(&frame, member_header(c->core), &waits);
+        c->waits_told = tells;
+        c->waits_ns = now_ns + COMMUNICATOR_WAITS_MS * MS_NS;
+    }
+    int64_t due_ns = is_served(c) && c->waits_awake ? c->waits_ns : INT64_MAX;
+    pthread_mutex_unlock(&c->lock);
+    if (frame.length > 0 && !frame.failed) master_link_send(c->master, &frame);
+    wire_buffer_fini(&frame);
+    return due_ns;
 }
 
 void communicator_tell_stacks(struct communicator *c, const char *text, size_t length) {
@@ -332,6 +358,7 @@ void communicator_ticket_open(struct communicator *c, const struct ticket_type *
     c->ticket = (struct ticket){.type = type, .number = c->ticket.number, .inside = true};
     c->ticket.recorded = recorder_add(c->recorder, &(struct recorder_event){.kind = RECORDER_CALL, .text = type->name});
     c->waits_why[0] = 0;
+    if (c->phase == COMMUNICATOR_CONNECTED) engine_is_only_caller(c->engine, true);
 }
 
 static void close_ticket(struct communicator *c, pcclResult_t code) {
@@ -387,7 +414,10 @@ static pcclResult_t wait_locked(struct communicator *c, uint64_t ticket, int64_t
         return detail_fail(pcclInvalidUsage, "this call has ended, or a later call continued it");
     if (c->ticket.inside) return detail_fail(pcclInvalidUsage, "another thread is waiting in %s", c->ticket.type->name);
     c->ticket.inside = true;
+    c->ticket.caller_waits = c->phase == COMMUNICATOR_CONNECTED && engine_is_only_caller(c->engine, false);
+    wait_span_enter(&c->ticket.wait, platform_now_ns());
     pcclResult_t code = wait_inside(c, deadline, value);
+    wait_span_leave(&c->ticket.wait, platform_now_ns());
     c->ticket.inside = false;
     if (code != pcclTimedOut) close_ticket(c, code);
     return code;
@@ -436,6 +466,7 @@ static pcclResult_t communicator_collect_vote(struct communicator *c, uint64_t *
                            "begin a run with a smaller min_members",
                            (unsigned long long)c->ticket.value, c->params.limits.least,
                            c->params.limits.wait_ms / 1000);
+    if (c->ticket.code == pcclInvalidUsage) return detail_fail(pcclInvalidUsage, "%s", c->waits_why);
     return detail_fail(c->ticket.code, "%s ended without a new epoch, and the membership is unchanged; call it again",
                        name);
 }

@@ -43,11 +43,15 @@ struct lost_members {
     } list[COMMUNICATOR_LOST_MOST];
 };
 
+enum { COMMUNICATOR_WAITS_MS = 1000 }; // between two looks at what the program waits for
+
 // The call that waits for others, of which there is one at a time.
 struct ticket {
     const struct ticket_type *type; // NULL: none is open
     uint64_t number;                // grows with each
     bool inside;                    // a thread begins it or waits for it
+    struct wait_span wait;          // how long that has waited
+    bool caller_waits;              // and it is the only thread that calls the communicator
     uint64_t recorded;              // its record (base/recorder)
     bool done;                      // answered, with what follows
     pcclResult_t code;
@@ -85,6 +89,8 @@ struct communicator {
     struct wire_numbers numbers;            // of the program, the newest of each name; the last reported is last
     bool numbers_new;                       // the master does not know them all
     int64_t numbers_told_ns;                // when it was told the last ones
+    int64_t waits_ns;                       // when it is looked next what the program waits for
+    bool waits_told, waits_awake;           // the master knows of a wait; something is under way that may wait
     bool stacks_watched, stacks_wanted;     // communicator_await_stacks was called; the master asks
     struct recorder *recorder;              // made by the first connect attempt; NULL: none
 };
@@ -99,6 +105,9 @@ pcclResult_t communicator_finish(struct communicator *c, pcclResult_t code);
 // Tells the master the numbers of the program, if they are new and it is time. Returns when it will be time; INT64_MAX:
 // there is nothing to tell, or no master. The lock is not held.
 int64_t communicator_tell_numbers(struct communicator *c, int64_t now_ns);
+// Tells the master once a second what the program has waited for. Returns when it is time to look again; INT64_MAX: no
+// call is under way. The lock is not held.
+int64_t communicator_tell_waits(struct communicator *c, int64_t now_ns);
 // Lets the program tell its stacks, or tells the master that it has none.
 void communicator_want_stacks(struct communicator *c);
 // Whether it is dead; the state machine knows of it a moment before the phase does.

@@ -535,8 +535,9 @@ static void *run(void *control) {
         take_link_events(t, now);
         take_news(t, now);
         int64_t began = platform_now_ns();
-        int64_t numbers_ns = communicator_tell_numbers(t->c, began);
-        int wait_ms = platform_wait_ms(began, platform_earlier(next_deadline(t), numbers_ns));
+        int64_t numbers_ns = communicator_tell_numbers(t->c, began), waits_ns = communicator_tell_waits(t->c, began);
+        int wait_ms =
+            platform_wait_ms(began, platform_earlier(next_deadline(t), platform_earlier(numbers_ns, waits_ns)));
         int count = epoll_wait(t->epoll, events, EVENTS_PER_TURN, wait_ms);
         now = platform_now_ns();
         for (int i = 0; i < count; i++) handle(t, &events[i], now);

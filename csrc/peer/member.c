@@ -346,6 +346,11 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
         if (!recovery_take_waiting(&m->recovery, body, length)) return false;
         member_act(out, MEMBER_WAITING);
         return true;
+    case WIRE_DEADLOCK:
+        if (m->phase != MEMBER_ACCEPTED || !recovery_take_waiting(&m->recovery, body, length)) return false;
+        member_act(out, MEMBER_WAITING);
+        if (m->vote.kind != 0) end_vote(m, pcclInvalidUsage, 0, out);
+        return true;
     case WIRE_CANDIDATE: {
         struct wire_candidate candidate = {.epoch.members = m->members};
         if (!joined || !wire_decode_candidate(body, length, &candidate)) return false;

@@ -184,6 +184,7 @@ static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct c
                            "a member of the group was lost%s%s, and the input is unchanged; repeat the call",
                            count > 0 ? ", " : "", lost);
     case CALL_MISMATCH: return detail_fail(pcclInvalidArgument, "%s", outcome->text);
+    case CALL_DEADLOCK: return detail_fail(pcclInvalidUsage, "%s; the input is unchanged", outcome->text);
     case CALL_CANCELLED: return detail_fail(pcclCancelled, "%s; the input is unchanged", outcome->text);
     case CALL_DEAD:
         if (outcome->text[0] != 0) return detail_fail(pcclInternalError, "the communicator is dead: %s", outcome->text);

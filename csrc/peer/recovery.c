@@ -87,14 +87,14 @@ void recovery_note_sync(struct recovery *r, const struct wire_sync_end *end) {
 
 void recovery_note_verdict(struct recovery *r, const struct wire_verdict *verdict) {
     static const struct wire_id nobody;
-    bool ends = verdict->kind == WIRE_VERDICT_COMMIT || verdict->kind == WIRE_VERDICT_MISMATCH ||
-                verdict->kind == WIRE_VERDICT_CANCEL;
+    bool cancels = wire_verdict_cancels(verdict->kind);
+    bool ends = verdict->kind == WIRE_VERDICT_COMMIT || verdict->kind == WIRE_VERDICT_MISMATCH || cancels;
     // ABORT and REDO follow from what members report; a supplier is found anew.
     if (!ends || !wire_id_equal(&verdict->supplier, &nobody)) return;
     // COMMIT may follow CANCEL, and counts then.
     for (uint32_t i = 0; i < r->past_count; i++)
         if (wire_op_name_equal(&r->past[i].name, &verdict->name)) {
-            if (r->past[i].kind == WIRE_VERDICT_CANCEL) r->past[i].kind = verdict->kind;
+            if (wire_verdict_cancels(r->past[i].kind)) r->past[i].kind = verdict->kind;
             return;
         }
     r->past[r->past_next] = (struct wire_past){verdict->name, verdict->kind, verdict->other};

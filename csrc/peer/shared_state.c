@@ -173,6 +173,7 @@ static pcclResult_t shared_state_collect(struct communicator *c, uint64_t *revis
         return detail_fail(c->ticket.code, "the communicator died in sync_shared_state: %s%s", c->reason,
                            name_difference(entries, sizeof entries, state, differs));
     }
+    if (c->ticket.code == pcclInvalidUsage) return detail_fail(pcclInvalidUsage, "%s", c->waits_why);
     return detail_fail(c->ticket.code, "no shared state is available: %s", c->shared_state->text);
 }
 

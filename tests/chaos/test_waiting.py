@@ -30,7 +30,7 @@ def test_a_newcomer_is_told_whose_update_it_waits_for(tmp_path):
         actors.append(fresh)
         fresh.tell("connect")
         words = r"waiting to be admitted: 1 of 1 members has not called update_topology for 1\d s: "
-        words += r"peer \S+ \(\w{8}, join 1\) at 127\.0\.0\.1:\d+"
+        words += r"peer \S+ \(\w{8}, rank 0, join 1\) at 127\.0\.0\.1:\d+"
         wait_for(tmp_path / "fresh", words)
         wait_for(tmp_path / "master", words)
         actors[0].tell("form", 2)
@@ -79,7 +79,7 @@ def test_an_op_that_gets_on_is_no_wait(tmp_path):
 
 def test_the_timeout_of_a_vote_names_who_has_not_called(monkeypatch):
     monkeypatch.setenv("PCCL_LOG_LEVEL", "ERR")
-    missing = r"1 of 2 members.*peer \S+ \(\w{8}, join 1\) at 127\.0\.0\.1:\d+.*the call stays in flight"
+    missing = r"1 of 2 members.*peer \S+ \(\w{8}, rank 0, join 1\) at 127\.0\.0\.1:\d+.*the call stays in flight"
     with MasterProcess() as master, troupe(master.address, 1) as actors, pccl.Communicator(master.address) as comm:
         actors[0].tell("form", 2)
         comm.connect(1)

@@ -119,6 +119,7 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
     }
     case WIRE_REFUSED:
     case WIRE_WAITING:
+    case WIRE_DEADLOCK:
     case WIRE_EXPELLED: return again_text(out, header, body, length);
     case WIRE_CANDIDATE: return again_candidate(out, header, body, length);
     case WIRE_LINKED: {
@@ -157,6 +158,9 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
     }
     case WIRE_NUMBERS: {
         AGAIN(wire_numbers, numbers);
+    }
+    case WIRE_WAITS: {
+        AGAIN(wire_waits, waits);
     }
     case WIRE_LINK_DOWN: {
         AGAIN(wire_link_down, link_down);

@@ -528,11 +528,13 @@ static void test_votes(void) {
     pass(MEMBERSHIP_WARN_MS - 100, "ab");
     CHECK(quiet("ab"));
     pass(200, "ab");
-    text_at(__LINE__, 'a', WIRE_WAITING,
-            "update_topology has waited for 1 of 2 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:48149, in "
-            "are_peers_pending");
+    text_at(
+        __LINE__, 'a', WIRE_WAITING,
+        "update_topology has waited for 1 of 2 members for 10 s: peer 62010203 (rank 1, join 2) at 10.0.0.98:48149, in "
+        "are_peers_pending");
     text_at(__LINE__, 'b', WIRE_WAITING,
-            "are_peers_pending has waited for 1 of 2 members for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in "
+            "are_peers_pending has waited for 1 of 2 members for 10 s: peer 61010203 (rank 0, join 1) at "
+            "10.0.0.97:48149, in "
             "update_topology");
     pass(MEMBERSHIP_WARN_MS - 400, "ab");
     CHECK(quiet("ab"));
@@ -554,7 +556,8 @@ static void test_votes(void) {
     vote("a", WIRE_VOTE_UPDATE);
     pass(MEMBERSHIP_WARN_MS + 100, "abc");
     text_at(__LINE__, 'c', WIRE_WAITING,
-            "waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (join 2) at "
+            "waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (rank 1, "
+            "join 2) at "
             "10.0.0.98:48149");
     text_at(__LINE__, 'a', WIRE_WAITING, "update_topology has waited for 1 of 2 members");
     CHECK(quiet("abc"));
@@ -570,7 +573,8 @@ static void test_votes(void) {
     join('c', 0);
     pass(MEMBERSHIP_WARN_MS + 100, "abc");
     text_at(__LINE__, 'c', WIRE_WAITING,
-            "2 of 2 members have not called update_topology for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in no "
+            "2 of 2 members have not called update_topology for 10 s: peer 61010203 (rank 0, join 1) at "
+            "10.0.0.97:48149, in no "
             "call that waits for all members; peer 62010203");
     CHECK(quiet("abc"));
     for (int turn = 0; turn < 2; turn++) {

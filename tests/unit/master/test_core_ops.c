@@ -159,7 +159,8 @@ static void test_mismatch(void) {
     VERDICT("ab", 3, 2, 9, REDO, 0, "");
     char text[WIRE_MAX_TEXT + 1] = {0};
     memcpy(text, verdict.text.chars, verdict.text.length);
-    CHECK_STR(text, "tag 8: peer 61010203 (join 1) passed count 10 float32 sum, peer 62010203 (join 2) passed count 20 "
+    CHECK_STR(text, "tag 8: peer 61010203 (rank 0, join 1) passed count 10 float32 sum, peer 62010203 (rank 1, join 2) "
+                    "passed count 20 "
                     "float64 avg");
     CHECK_EQ(epochs[2], 3);
     end();

@@ -632,7 +632,7 @@ static void test_receivers(void) {
     sync("aE0aA bE0aA cE0aB");
     GET("abc", "PLAN 0 c<ab; ");
     done_in('c', box_of('c')->round, "", 0, false);
-    GET("abc", "NONE(peer 63010203 (join 3) could not copy the state from any member that holds it); ");
+    GET("abc", "NONE(peer 63010203 (rank 2, join 3) could not copy the state from any member that holds it); ");
     sync("aE0aA bE0aA cE0aB!");
     GET("abc", "PLAN 0 c<ab; ");
     done('c', "a", 9);

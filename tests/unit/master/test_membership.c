@@ -182,9 +182,9 @@ static void test_waiting_members(void) {
     vote("ac", WIRE_VOTE_UPDATE);
     CHECK_STR(tell_waits(MEMBERSHIP_WARN_MS - 1, true), "");
     CHECK_STR(tell_waits(1 + MEMBERSHIP_WARN_MS / 2, true), "ac");
-    text_is(
-        "update_topology has waited for 1 of 3 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:999, in no call "
-        "that waits for all members");
+    text_is("update_topology has waited for 1 of 3 members for 10 s: peer 62010203 (rank 1, join 2) at 10.0.0.98:999, "
+            "in no call "
+            "that waits for all members");
     CHECK_STR(tell_waits(MEMBERSHIP_WARN_MS, true), "ac"); // 20 s
     CHECK_STR(tell_waits(MEMBERSHIP_WARN_MS, true), "");
     CHECK_STR(tell_waits(MEMBERSHIP_WARN_MS, true), "ac"); // 40 s
@@ -204,9 +204,9 @@ static void test_waiting_group(void) {
     seat("cd", 1);
     vote("acd", WIRE_VOTE_SYNC);
     CHECK_STR(tell_waits(MEMBERSHIP_WARN_MS, true), "a");
-    text_is(
-        "sync_shared_state has waited for 1 of 2 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:999, in no call "
-        "that waits for all members");
+    text_is("sync_shared_state has waited for 1 of 2 members for 10 s: peer 62010203 (rank 1, join 2) at "
+            "10.0.0.98:999, in no call "
+            "that waits for all members");
     close_membership();
 }
 
@@ -215,7 +215,8 @@ static void test_waiting_newcomers(void) {
     membership_begin_wait(&table, come('n', 0));
     vote("a", WIRE_VOTE_UPDATE);
     CHECK_STR(tell_waits(MEMBERSHIP_WARN_MS, true), "an");
-    text_is("waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (join 2) at "
+    text_is("waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (rank 1, "
+            "join 2) at "
             "10.0.0.98:999, in no call that waits for all members");
     for (int i = 0; i < 6; i++) membership_host_failed(&table, &peer('n')->member.address);
     CHECK_STR(tell_waits(MEMBERSHIP_WARN_MS, true), "an");

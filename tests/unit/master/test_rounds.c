@@ -147,7 +147,7 @@ static void test_transfer(void) {
         enum wire_sync_completion completion;
         const char *who, *why; // why: it fails; NULL: it does not
     } rows[] = {
-        {"a receiver cannot get it", "", WIRE_SYNC_MISSING, "abc", "(join 3) could not copy the state"},
+        {"a receiver cannot get it", "", WIRE_SYNC_MISSING, "abc", "(rank 2, join 3) could not copy the state"},
         {"a receiver cannot write it, and goes", "", WIRE_SYNC_READ_ONLY, "ab", NULL},
         {"the last that receives is lost", "c", WIRE_SYNC_COMPLETE, "ab", NULL},
         {"one that gives is lost, another is left", "a", WIRE_SYNC_COMPLETE, "bc", NULL},

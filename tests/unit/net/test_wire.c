@@ -459,6 +459,7 @@ AGAIN(precopy)
 AGAIN(remove)
 AGAIN(donors)
 AGAIN(numbers)
+AGAIN(waits)
 AGAIN(cancel)
 AGAIN(leaving)
 AGAIN(link_down)
@@ -581,6 +582,17 @@ static bool again_matrix(struct wire_buffer *out, const uint8_t *body, size_t le
     return true;
 }
 
+static void write_waits(struct wire_buffer *out, uint32_t size) {
+    struct wire_waits waits = {.all_us = random_number(), .count = size};
+    for (uint32_t i = 0; i < size; i++) {
+        struct wire_wait *wait = &waits.list[i];
+        *wait = (struct wire_wait){.name = random_name(), .kind = (uint8_t)below(256), .span_us = random_number()};
+        wait->missing_count = i % 2 == 0 ? WIRE_MAX_MISSING : 0;
+        for (uint32_t k = 0; k < wait->missing_count; k++) random_id(&wait->missing[k]);
+    }
+    wire_encode_waits(out, random_header(), &waits);
+}
+
 static void write_refused(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_REFUSED, size); }
 static void write_waiting(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_WAITING, size); }
 static void write_removed(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_REMOVED, size); }
@@ -639,6 +651,7 @@ static const struct message {
     {WIRE_PRECOPY, WIRE_COPY_ADVANCES, write_precopy, again_precopy},
     {WIRE_DONORS, WIRE_MAX_DONORS, write_donors, again_donors},
     {WIRE_NUMBERS, WIRE_MAX_NUMBERS, write_numbers, again_numbers},
+    {WIRE_WAITS, WIRE_MAX_WAITS, write_waits, again_waits},
 };
 enum { MESSAGES = sizeof messages / sizeof messages[0] };
 
@@ -771,7 +784,7 @@ static void test_bad_fields(void) {
         {WIRE_VOTE, 0, 4, false, "kind 4"},
         {WIRE_OUTCOME, 0, 4, false, "kind 4"},
         {WIRE_VERDICT, 26, 0, false, "kind 0"},
-        {WIRE_VERDICT, 26, 7, false, "kind 7"},
+        {WIRE_VERDICT, 26, 8, false, "kind 8"},
         {WIRE_REPORT, 0, UINT32_MAX, true, "huge count"},
         {WIRE_REPORT, 0, 2 * WIRE_MAX_LIVE_OPS + 1, true, "count above the limit"},
         {WIRE_REPORT, 4 + 26, 0, false, "state 0"},
@@ -825,6 +838,9 @@ static void test_bad_fields(void) {
         {WIRE_NUMBERS, 4, 0, false, "no name"},
         {WIRE_NUMBERS, 4, WIRE_MAX_NUMBER_NAME + 1, false, "too long a name"},
         {WIRE_NUMBERS, 4 + 1, ' ', false, "a space in a name"},
+        {WIRE_WAITS, 8, WIRE_MAX_WAITS + 1, true, "too many waits"},
+        {WIRE_WAITS, 7, 1, false, "a wait beyond the limit"},
+        {WIRE_WAITS, 12 + 26 + 1 + 8, WIRE_MAX_MISSING + 1, true, "too many members missing"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 4, false, "kind 4"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},
@@ -894,7 +910,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_STACKS_ARE) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_DEADLOCK) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
