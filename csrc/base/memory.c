@@ -75,6 +75,21 @@ void memory_copy(void *to, const void *from, size_t bytes) {
         memcpy(to, from, bytes);
 }
 
+// ---- memory for secrets ----
+
+void *memory_secret_new(size_t bytes) {
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) return NULL;
+    madvise(at, bytes, MADV_DONTDUMP);
+    return at;
+}
+
+void memory_secret_free(void *at, size_t bytes) {
+    if (at == NULL) return;
+    explicit_bzero(at, bytes);
+    munmap(at, bytes);
+}
+
 // ---- access ----
 
 // The kernel copies between a file and memory as it would for another buffer, and says EFAULT where it cannot. So it

@@ -32,6 +32,13 @@ static inline bool memory_copy_is_slow(const void *to, uint64_t from) {
 // Copies like memcpy, and past the caches if memcpy is slow.
 void memory_copy(void *to, const void *from, size_t bytes);
 
+// ---- memory for secrets ----
+
+// Returns `bytes` of zeros in pages that core dumps leave out. NULL: the system refuses.
+void *memory_secret_new(size_t bytes);
+// Wipes and frees what memory_secret_new has returned for so many bytes. NULL is allowed.
+void memory_secret_free(void *at, size_t bytes);
+
 // ---- access ----
 
 // Returns false if this process cannot read the first or last byte.

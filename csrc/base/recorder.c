@@ -114,9 +114,18 @@ static int open_default(char *path, size_t room) {
     snprintf(path, room, "/dev/shm/pccl-%u", (unsigned)geteuid());
     int fd = open_directory(path);
     const char *runtime = getenv("XDG_RUNTIME_DIR");
-    if (fd >= 0 || runtime == NULL || runtime[0] != '/') return fd;
-    snprintf(path, room, "%s/pccl", runtime);
-    return open_directory(path);
+    bool foreign = fd == -EACCES; // another user has made it, or may read it
+    if (fd < 0 && runtime != NULL && runtime[0] == '/') {
+        snprintf(path, room, "%s/pccl", runtime);
+        fd = open_directory(path);
+    }
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (fd < 0 && foreign && !atomic_flag_test_and_set(&told))
+        LOG(LOG_WARN,
+            "the flight recorder is off: /dev/shm/pccl-%u belongs to another user, or is open to others; have it "
+            "removed, or set PCCL_EVENTS to a directory",
+            (unsigned)geteuid());
+    return fd;
 }
 
 static int create(int directory, const char *name) {

@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#define LOG_COMPONENT "master"
 #include "master/master.h"
 
 #include <errno.h>
@@ -61,8 +62,13 @@ static int open_all(struct master *master, const struct master_options *options)
     if (master->poller < 0) return master->poller;
     int error = transport_listener_open_all(master->listeners, master->addresses, master->address_count);
     if (error != 0) return error;
-    for (uint32_t i = 0; i < master->address_count; i++) // without them, it tells this host counts only
-        transport_listener_open(&master->listeners[MASTER_LOCAL + i], rendezvous_listen_master(&master->addresses[i]));
+    for (uint32_t i = 0; i < master->address_count; i++) { // without them, it tells this host counts only
+        int fd = rendezvous_listen_master(&master->addresses[i]);
+        if (transport_listener_open(&master->listeners[MASTER_LOCAL + i], fd) == -EADDRINUSE)
+            LOG(LOG_WARN,
+                "another process holds the local socket of port %u: without keys `pccl top` shows counts only",
+                master->addresses[i].port);
+    }
     struct epoll_event woken = {.events = EPOLLIN, .data.u64 = MASTER_TOKEN_WAKE};
     if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
     master->now_ns = platform_now_ns();

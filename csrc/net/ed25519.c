@@ -3,47 +3,48 @@
 #ifdef PCCL_HAVE_TLS
 
 #include <openssl/evp.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
+
+// In memory that core dumps leave out. OpenSSL has the private key while it signs.
 struct ed25519 {
-    uint8_t public_key[ED25519_KEY];
-    EVP_PKEY *pair;
+    uint8_t public_key[ED25519_KEY], private_key[ED25519_KEY];
 };
 
 // Takes the pair.
 static struct ed25519 *with_pair(EVP_PKEY *pair) {
-    struct ed25519 *key = pair == NULL ? NULL : calloc(1, sizeof *key);
-    size_t room = ED25519_KEY;
-    if (key != NULL && EVP_PKEY_get_raw_public_key(pair, key->public_key, &room) == 1 && room == ED25519_KEY) {
-        key->pair = pair;
-        return key;
-    }
-    free(key);
+    struct ed25519 *key = pair == NULL ? NULL : memory_secret_new(sizeof *key);
+    size_t public_room = ED25519_KEY, private_room = ED25519_KEY;
+    bool good = key != NULL && EVP_PKEY_get_raw_public_key(pair, key->public_key, &public_room) == 1 &&
+                EVP_PKEY_get_raw_private_key(pair, key->private_key, &private_room) == 1 &&
+                public_room == ED25519_KEY && private_room == ED25519_KEY;
     EVP_PKEY_free(pair);
+    if (good) return key;
+    ed25519_free(key);
     return NULL;
+}
+
+static EVP_PKEY *pair_of(const uint8_t private_key[ED25519_KEY]) {
+    return EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, private_key, ED25519_KEY);
 }
 
 struct ed25519 *ed25519_new(void) { return with_pair(EVP_PKEY_Q_keygen(NULL, NULL, "ED25519")); }
 
-struct ed25519 *ed25519_from_private(const uint8_t private_key[ED25519_KEY]) {
-    return with_pair(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, private_key, ED25519_KEY));
-}
+struct ed25519 *ed25519_from_private(const uint8_t private_key[ED25519_KEY]) { return with_pair(pair_of(private_key)); }
 
-void ed25519_free(struct ed25519 *key) {
-    if (key == NULL) return;
-    EVP_PKEY_free(key->pair);
-    free(key);
-}
+void ed25519_free(struct ed25519 *key) { memory_secret_free(key, sizeof *key); }
 
 const uint8_t *ed25519_public(const struct ed25519 *key) { return key->public_key; }
 
 bool ed25519_sign(const struct ed25519 *key, const void *bytes, size_t length, uint8_t signature[ED25519_SIGNATURE]) {
+    EVP_PKEY *pair = pair_of(key->private_key);
     EVP_MD_CTX *context = EVP_MD_CTX_new();
     size_t room = ED25519_SIGNATURE;
-    bool done = context != NULL && EVP_DigestSignInit(context, NULL, NULL, NULL, key->pair) == 1 &&
+    bool done = pair != NULL && context != NULL && EVP_DigestSignInit(context, NULL, NULL, NULL, pair) == 1 &&
                 EVP_DigestSign(context, signature, &room, bytes, length) == 1 && room == ED25519_SIGNATURE;
     EVP_MD_CTX_free(context);
+    EVP_PKEY_free(pair);
     return done;
 }
 

@@ -40,9 +40,10 @@ bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_
 #include <limits.h>
 #include <openssl/crypto.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "base/memory.h"
 
 enum { FILE_BYTES = 4096, ITEM_BYTES = 32 }; // the longest file; of any key or secret
 
@@ -150,7 +151,7 @@ static const char *parse(struct keys *keys, char *text) {
 
 static struct keys *keys_new(char reason[KEYS_REASON_BYTES]) {
     struct ed25519 *any = ed25519_new();
-    struct keys *keys = any == NULL ? NULL : calloc(1, sizeof *keys);
+    struct keys *keys = any == NULL ? NULL : memory_secret_new(sizeof *keys);
     ed25519_free(any);
     if (keys != NULL) keys->references = 1;
     snprintf(reason, KEYS_REASON_BYTES, KEYS_REFUSED);
@@ -200,8 +201,7 @@ void keys_release(struct keys *keys) {
     if (keys == NULL || atomic_fetch_sub_explicit(&keys->references, 1, memory_order_acq_rel) > 1) return;
     ed25519_free(keys->master_key);
     certificates_free(keys->certificates);
-    OPENSSL_cleanse(keys, sizeof *keys);
-    free(keys);
+    memory_secret_free(keys, sizeof *keys);
 }
 
 size_t keys_secret_count(const struct keys *keys) { return keys->count; }
@@ -237,7 +237,7 @@ bool keys_secret_of(const struct keys *keys, size_t index, const struct wire_run
 
 struct keys *keys_of_run(struct keys *keys, const struct wire_run *run) {
     if (keys->certificates != NULL || is_run(keys, run)) return keys_hold(keys);
-    struct keys *own = calloc(1, sizeof *own);
+    struct keys *own = memory_secret_new(sizeof *own);
     if (own == NULL) return NULL;
     own->references = 1;
     own->run = *run;

@@ -389,6 +389,9 @@ static int await_proof(struct tls *tls) {
         free(tls->more);
         tls->more = NULL;
     }
+    // The secret has done its work, and stays only in memory that core dumps leave out.
+    static const uint8_t nothing[KEYS_SECRET_BYTES];
+    if (!certificates) SSL_SESSION_set1_master_key(SSL_get0_session(tls->ssl), nothing, sizeof nothing);
     tls->phase = TLS_OPEN;
     if (tls->stream.role == TRANSPORT_DIALS) atomic_store(&tls_context_of(tls)->secret, tls->secret);
     tls->stream.buffered = true;

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/platform.h"
 #include "check.h"
 
@@ -304,6 +305,33 @@ static void test_places(void) {
     CHECK(access(at, F_OK) != 0);
 }
 
+// Another user has made the default place first: one warning says so.
+static void test_foreign_place(void) {
+    uid_t user = 1000000 + (uid_t)getpid();
+    char at[64];
+    snprintf(at, sizeof at, "/dev/shm/pccl-%u", user);
+    if (getuid() != 0 || mkdir(at, 0700) != 0) return;
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        struct log_line line;
+        int told = 0;
+        unsetenv("PCCL_EVENTS");
+        unsetenv("XDG_RUNTIME_DIR");
+        if (log_capture_begin() < 0 || seteuid(user) != 0) _exit(100);
+        for (int i = 0; i < 2; i++)
+            if (recorder_new(&(struct recorder_options){.role = RECORDER_PEER, .name = "", .run = ""}) != NULL)
+                _exit(101);
+        while (log_capture_take(&line)) told += strstr(line.text, at) != NULL;
+        _exit(told);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK_EQ(WEXITSTATUS(status), 1);
+    rmdir(at);
+}
+
 static void test_none(void) {
     CHECK_EQ(add(NULL, 1), 0);
     CHECK_EQ(add_operation(NULL, 1), 0);
@@ -326,6 +354,7 @@ int main(void) {
     test_crash();
     test_cleaning();
     test_places();
+    test_foreign_place();
     snprintf(command, sizeof command, "rm -r %s", folder);
     CHECK_EQ(system(command), 0);
     return check_status();
