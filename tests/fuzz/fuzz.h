@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -64,6 +65,31 @@ __attribute__((unused)) static uint64_t fuzz_number(struct fuzz *in) {
     if (first == 255) return fuzz_u64(in);
     static const uint64_t edges[] = {UINT64_MAX, UINT64_MAX - 1, UINT64_C(1) << 63, UINT32_MAX, UINT64_C(1) << 32};
     return edges[first - 250];
+}
+
+// ---- bounds: work per input (CONTRIBUTING.md) ----
+
+size_t __sanitizer_get_current_allocated_bytes(void);
+
+struct fuzz_work {
+    size_t memory;
+    double seconds;
+};
+
+// Of all threads.
+__attribute__((unused)) static struct fuzz_work fuzz_work_begin(void) {
+    struct timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return (struct fuzz_work){__sanitizer_get_current_allocated_bytes(),
+                              (double)used.tv_sec + (double)used.tv_nsec / 1e9};
+}
+
+// An input of `size` bytes takes at most 8 times its size beside a megabyte, and 2 s of processor time: sanitizers are
+// slow.
+__attribute__((unused)) static void fuzz_work_end(const struct fuzz_work *before, size_t size) {
+    struct fuzz_work now = fuzz_work_begin();
+    MUST(now.memory <= before->memory + 8 * size + (1 << 20));
+    MUST(now.seconds - before->seconds < 2);
 }
 
 // ---- refuse.c ----

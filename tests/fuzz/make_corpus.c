@@ -384,6 +384,49 @@ static void write_conn_frames(void) {
     wire_buffer_fini(&bytes);
 }
 
+// ---- keys, the hello of a relay, records of TLS ----
+
+#define SECRET_OF_1 "secret 571bb9ce419f05f2 1111111111111111111111111111111111111111111111111111111111111111\n"
+#define SECRET_OF_2 "secret 10248938d4ad796e 2222222222222222222222222222222222222222222222222222222222222222\n"
+#define MASTER_KEY "master-key 3333333333333333333333333333333333333333333333333333333333333333\n"
+#define MASTER_PUBLIC "master-public 17cb79fb2b4120f2b1ec65e4198d6e08b28e813feb01e4a400839b85e18080ce\n"
+
+static void write_keys(void) {
+    static const char *const files[][2] = {
+        {"peer", "pccl-keys 1 peer\n" SECRET_OF_1 MASTER_PUBLIC},
+        {"two-secrets", "pccl-keys 1 peer\r\n# old\n" SECRET_OF_1 SECRET_OF_2 MASTER_PUBLIC},
+        {"master", "pccl-keys 1 master\n" SECRET_OF_1 MASTER_KEY MASTER_PUBLIC},
+        {"of-a-run", "pccl-keys 1 peer\nrun alpha\n" SECRET_OF_1 MASTER_PUBLIC},
+        {"version", "pccl-keys 2 peer\n" SECRET_OF_1},
+        {"pem", "-----BEGIN CERTIFICATE-----\n"}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        write_file("fuzz_keys", files[i][0], files[i][1], strlen(files[i][1]));
+}
+
+static void write_hellos(void) {
+    PROGRAM("fuzz_relay", "joined", 0, 0, 50, 0, 209);
+    PROGRAM("fuzz_relay", "joined-with-keys", 1, 0, 0, 0, 100);
+    PROGRAM("fuzz_relay", "a-changed-proof", 1, 0, 0, 1, 0, 100, 1, 0);
+    PROGRAM("fuzz_relay", "a-changed-length", 1, 1, 0, 207, 1, 5, 0, 0);
+    PROGRAM("fuzz_relay", "nonsense", 0, 2, 1, 2, 3, 3, 5, 9, 9, 9, 9, 9);
+}
+
+static void write_records(void) {
+    uint8_t updates[2 * 40];
+    for (size_t i = 0; i < sizeof updates; i++) updates[i] = i % 2 == 0 ? 7 : 0;
+    write_file("fuzz_records", "updates", updates, sizeof updates);
+    for (size_t i = 0; i < sizeof updates; i += 2) updates[i] = 135; // each wants an answer
+    write_file("fuzz_records", "updates-asked", updates, sizeof updates);
+    for (size_t i = 0; i < sizeof updates; i += 2) updates[i] = i / 2 % 32 == 31 ? 64 : 7;
+    write_file("fuzz_records", "updates-and-data", updates, sizeof updates);
+    PROGRAM("fuzz_records", "data", 64, 10, 1, 65, 200, 1, 69, 100, 0, 64, 1, 1);
+    PROGRAM("fuzz_records", "empty", 0, 0, 0, 0, 5, 0, 0, 1);
+    PROGRAM("fuzz_records", "padded", 100, 9, 40, 1, 100, 0, 255, 1);
+    PROGRAM("fuzz_records", "alerts", 2, 2, 1, 90, 1, 2, 2, 1, 90, 1, 2, 2, 1, 0, 1, 64, 5, 1);
+    PROGRAM("fuzz_records", "ticket", 1, 13, 4, 0, 0, 9, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1);
+    PROGRAM("fuzz_records", "update-in-parts", 1, 1, 24, 0, 1, 3, 0, 0, 1, 0, 64, 5, 1);
+}
+
 int main(int argc, char **argv) {
     folder = argc > 1 ? argv[1] : "corpus";
     mkdir(folder, 0777);
@@ -417,5 +460,8 @@ int main(int argc, char **argv) {
     PROGRAM("fuzz_voucher", "epoch-of-another-run", 2, 1, 8, 0, 0);
     PROGRAM("fuzz_voucher", "epoch-with-another-group", 2, 0, 0, 1, 2, 24, 5, 0);
     PROGRAM("fuzz_voucher", "epoch-changed", 2, 0, 2, 60, 0, 0, 1, 200, 0, 1, 7, 0);
+    write_keys();
+    write_hellos();
+    write_records();
     return 0;
 }
