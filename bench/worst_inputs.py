@@ -7,15 +7,17 @@ parser. A new listener or parser gets its rows here (CONTRIBUTING.md, "Work per 
 from __future__ import annotations
 
 import gc
+import http.client
 import importlib
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -138,7 +140,52 @@ def frames(content: bytes, connections: int, place: Place, size: int) -> Fire:
     return fire
 
 
+PAGE = """
+from pccl.monitor.history import Log
+from pccl.monitor.server import Page
+page = Page(("127.0.0.1", 0), Log(), lambda: (b"", "text/plain"), "token")
+print(page.server_address[1], flush=True)
+page.serve_forever()
+"""
+
+
+def page(stack: ExitStack) -> Opened:
+    """The page of a run, whose owner asks for metrics."""
+    process = stack.enter_context(subprocess.Popen([sys.executable, "-c", PAGE], stdout=subprocess.PIPE, text=True))
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+
+    def ask() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        connection.request("GET", "/metrics", headers={"Authorization": "Bearer token"})
+        if connection.getresponse().status != 200:
+            raise harness.BenchError("the owner of the page was refused")
+        connection.close()
+
+    return Opened(process.pid, Place(f"127.0.0.1:{port}"), ask)
+
+
+def requests(head: bytes, item: bytes, connections: int, place: Place, size: int) -> Fire:
+    """A request on each of so many connections: its beginning, and items in all of `size` bytes."""
+    streams = [place.dial() for _ in range(connections)]
+    piece = head + item * max(1, (size // connections - len(head)) // len(item))
+
+    def fire() -> int:
+        for stream in streams:
+            with suppress(OSError):  # it was closed
+                stream.sendall(piece)
+        return len(piece) * connections
+
+    return fire
+
+
 LISTENERS = [
+    Listener("page: connections that go no further", page, partial(requests, b"GET / HTTP/1.1\r\nX: ", b"x", 128)),
+    Listener("page: a long header", page, partial(requests, b"GET / HTTP/1.1\r\nX: ", b"x", 1)),
+    Listener("page: many headers", page, partial(requests, b"GET / HTTP/1.1\r\n", b"X:\r\n", 8)),
+    Listener("page: cookies", page, partial(requests, b'GET / HTTP/1.1\r\nCookie: a="', b"\\101", 16)),
+    Listener("page: requests without the token", page, partial(requests, b"", b"GET / HTTP/1.1\r\n\r\n", 64)),
     Listener("master, keys: KeyUpdates", partial(master, with_keys=True), partial(native, "updates")),
     Listener("master, keys: KeyUpdates that want an answer", partial(master, with_keys=True), partial(native, "asked")),
     Listener("master, keys: records of a byte", partial(master, with_keys=True), partial(native, "bytes")),

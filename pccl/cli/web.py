@@ -25,6 +25,11 @@ from pccl.monitor.server import Page, new_token
 
 LISTEN = "127.0.0.1:8080"
 
+UNENCRYPTED = (
+    "the page only shows: with --public its tokens travel unencrypted. To drain and expel members, leave out --public and use "
+    "`ssh -L`, or let a proxy with TLS pass requests on and add --behind-tls"
+)
+
 listen_option = click.option(
     "--listen", metavar="HOST:PORT", default=LISTEN, show_default=True, help="where browsers connect; port 0: any free one"
 )
@@ -41,6 +46,7 @@ public_option = click.option(
     "--events", type=click.Path(), metavar="FILE", help="also write the events there, for `pccl replay`; it must not exist"
 )
 @public_option
+@click.option("--behind-tls", is_flag=True, help="with --public: a proxy in front encrypts, so the page may act, too")
 @top.access_options()
 @click.option("--parent", type=int, hidden=True, help="end when this process ends")
 def command(
@@ -49,13 +55,15 @@ def command(
     interval: float,
     events: str | None,
     public: bool,
+    behind_tls: bool,
     access: top.Access,
     parent: int | None,
 ) -> None:
     """Show a run in a browser: its members, links, findings and history, and metrics for Prometheus at /metrics.
 
     It prints an address with a token; whoever has it sees the page. With a file of keys the token is made from them and stays the
-    same, else it is a new one each time. docs/monitoring.md explains the page and the metrics, docs/event-files.md the events.
+    same, else it is a new one each time. The token of the second address, whose page can drain and expel members, is always new.
+    docs/monitoring.md explains the page and the metrics, docs/event-files.md the events.
     """
     from pccl.monitor.metrics import Metrics  # of an optional package
 
@@ -65,12 +73,14 @@ def command(
     masters = top.Masters(address, access)
     log, recorder, metrics, clock = Log(), Recorder(), Metrics(), wall_clock()
     token, act_token = _tokens(access)
-    act = _actor(top.Masters(address, access), log, clock) if act_token else None
-    page = _serve(listen, log, lambda: (metrics.text(), metrics.content_type), token, public, act, act_token)
+    act = _actor(top.Masters(address, access), log, clock) if act_token and (behind_tls or not public) else None
+    page = _serve(listen, log, lambda: (metrics.text(), metrics.content_type), token, public, act, act_token, behind_tls)
     with contextlib.nullcontext() if events is None else _created(events) as log.file:
         click.echo(page.url)
         if page.act_url:
             click.echo(f"to drain and expel members, and to see their stacks: {page.act_url}")
+        elif act_token:
+            click.echo(UNENCRYPTED, err=True)
         silent: bool | None = None
         missed = ""
         while True:
@@ -164,10 +174,11 @@ def _serve(
     public: bool,
     act: Actor | None = None,
     act_token: str = "",
+    behind_tls: bool = False,
 ) -> Page:
     endpoint = page_address(listen, "--listen", public)
     try:
-        page = Page((endpoint.host, endpoint.port), log, metrics, token, act, act_token)
+        page = Page((endpoint.host, endpoint.port), log, metrics, token, act, act_token, secure=behind_tls)
     except OSError as error:
         raise click.ClickException(f"the page cannot listen on {listen}: {error.strerror or error}") from None
     threading.Thread(target=page.serve_forever, daemon=True).start()
@@ -189,9 +200,9 @@ def page_address(listen: str, option: str, public: bool) -> Endpoint:
 
 
 def _tokens(access: top.Access) -> tuple[str, str]:
-    """Returns the token of the page, which each can make who has the file of keys, if there is one, and that of actions.
+    """Returns the token of the page, which each can make who has the file of keys, if there is one, and a new one of actions.
 
-    The latter is made from the key of the masters; "": these are no keys of masters, and the page only shows.
+    "": these are no keys of masters, and the page only shows.
     """
     path = access.or_environment().keys
     if not path:
@@ -200,6 +211,5 @@ def _tokens(access: top.Access) -> tuple[str, str]:
         found = _keys.read_file(path)[1]
     except (OSError, PCCLError, _keys.KeysError) as error:
         raise click.UsageError(str(error)) from None
-    made = [(found.secrets[0], b"pccl web"), (found.master_key, b"pccl web acts")]
-    see, act = ("" if key is None else hmac.new(key, text, hashlib.sha256).hexdigest()[:40] for key, text in made)
-    return see, act
+    see = hmac.new(found.secrets[0], b"pccl web", hashlib.sha256).hexdigest()[:40]
+    return see, "" if found.master_key is None else new_token()

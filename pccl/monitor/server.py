@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
-import json
+import io
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from pccl._bounded import read_json
 from pccl.monitor.history import Log
 
 STATIC = Path(__file__).parent / "static"
@@ -29,9 +31,12 @@ POLL_SECONDS = 20.0
 """How long a request for events waits for the next one."""
 
 READ_SECONDS = 10.0
-"""For a request to arrive, and for its answer to be taken."""
+"""For a whole request to arrive, from when its connection came or was last answered; and for an answer to be taken."""
+
+REQUEST_BYTES = 128 << 10
 
 CONNECTIONS_MOST = 64
+"""Served at the same time. One more closes the oldest of those without the token."""
 
 COOKIE = "pccl_token_{port}"
 ACT_COOKIE = "pccl_act_{port}"
@@ -66,15 +71,20 @@ class Page(ThreadingHTTPServer):
         token: str,
         act: Callable[[str, str], tuple[bool, str]] | None = None,
         act_token: str = "",
+        *,
+        secure: bool = False,
     ) -> None:
         """OSError: it cannot listen there. `metrics`: what a scrape gets, and its type; None: there are none. `act`: does one of
         ACTIONS to a member with this id, and returns whether it did, and a text; for whoever has `act_token` beside `token`.
+        `secure`: a proxy in front encrypts, so browsers are to send cookies to it alone.
         """
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.log, self.metrics, self.token = log, metrics, token
-        self.act, self.act_token = act, act_token
+        self.act, self.act_token, self.secure = act, act_token, secure
         self.live = metrics is not None
-        self._room = threading.BoundedSemaphore(CONNECTIONS_MOST)
+        self._served: dict[Any, bool] = {}
+        """The connections, the oldest first, and whether they have shown the token."""
+        self._lock = threading.Lock()
         super().__init__(address, _Request)
 
     @property
@@ -90,14 +100,23 @@ class Page(ThreadingHTTPServer):
         return f"{self.url}&act={self.act_token}" if self.act is not None and self.act_token else ""
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Refuses what is more than it can serve."""
-        if not self._room.acquire(blocking=False):
+        """Makes room for one more: a stranger may hold a place only until others want it."""
+        with self._lock:
+            oldest: Any = None
+            if len(self._served) >= CONNECTIONS_MOST:
+                oldest = next((one for one, known in self._served.items() if not known), request)
+            self._served[request] = False
+            self._served.pop(oldest, None)
+        if oldest is not None:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+        if oldest is request:
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread could be started
-            self._room.release()
+            self.forget(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -105,16 +124,61 @@ class Page(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self.forget(request)
+
+    def keep(self, request: Any) -> None:
+        """Keeps the place of a connection that has shown the token."""
+        with self._lock:
+            if request in self._served:
+                self._served[request] = True
+
+    def forget(self, request: Any) -> None:
+        """Frees the place of a connection that has ended."""
+        with self._lock:
+            self._served.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away is no error."""
 
 
+class _Bounded(io.RawIOBase):
+    """What a connection sends. TimeoutError: a request has too many bytes, or has not arrived in time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def renew(self) -> None:
+        """Begins a request."""
+        self._until = time.monotonic() + READ_SECONDS
+        self._left = REQUEST_BYTES
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, into: Any) -> int:
+        """As of any raw stream."""
+        seconds = self._until - time.monotonic()
+        if seconds <= 0 or self._left <= 0:
+            raise TimeoutError
+        self._end.settimeout(seconds)
+        count = self._end.recv_into(into, min(len(into), self._left))
+        self._left -= count
+        return count
+
+
 class _Request(BaseHTTPRequestHandler):
     server: Page
-    timeout = READ_SECONDS
     protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self._bounded = _Bounded(self.connection)
+        self.rfile = io.BufferedReader(self._bounded)
+
+    def handle_one_request(self) -> None:
+        self._bounded.renew()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -129,7 +193,8 @@ class _Request(BaseHTTPRequestHandler):
             told = (COOKIE, given, self.server.token), (ACT_COOKIE, act, self.server.act_token)
             # what was given may be anything where a cookie or a header lets in: also the lines of another answer
             right = [(key.format(port=port), value) for key, value, token in told if _equal(value, token)]
-            cookies = [("Set-Cookie", f"{key}={value}; {ATTRIBUTES}") for key, value in right]
+            attributes = f"{ATTRIBUTES}; Secure" if self.server.secure else ATTRIBUTES
+            cookies = [("Set-Cookie", f"{key}={value}; {attributes}") for key, value in right]
             self._answer(HTTPStatus.OK, (STATIC / name).read_bytes(), kind, cookies)
         elif url.path == "/events":
             self._send_events(query.get("after", ["0"])[0])
@@ -151,11 +216,11 @@ class _Request(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.FORBIDDEN, ONLY_SHOWS, "text/plain")
         elif origin != self.headers.get("Host") or self.headers.get("X-PCCL") != "act":
             self._answer(HTTPStatus.FORBIDDEN, b"this was not asked by the page itself\n", "text/plain")
-        elif not (length.isascii() and length.isdigit() and int(length) <= ACT_BYTES):
+        elif not (length.isascii() and length.isdigit() and len(length) < 9 and int(length) <= ACT_BYTES):
             self._answer(HTTPStatus.BAD_REQUEST, b"a short body is needed\n", "text/plain")
         else:
             try:
-                asked = json.loads(self.rfile.read(int(length)))
+                asked = read_json(self.rfile.read(int(length)), ACT_BYTES)
                 action, member = asked["action"], asked["member"]
                 if action not in ACTIONS or not isinstance(member, str):
                     raise TypeError
@@ -166,16 +231,16 @@ class _Request(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK if done else HTTPStatus.CONFLICT, text.encode(), "text/plain; charset=utf-8")
 
     def _cookie_of(self, name: str) -> str:
-        try:
-            cookie = SimpleCookie(self.headers.get("Cookie", "")).get(name.format(port=self.server.server_address[1]))
-        except CookieError:
-            cookie = None
-        return cookie.value if cookie else ""
+        cookies = (one.strip().partition("=") for one in self.headers.get("Cookie", "").split(";"))
+        return {key: value for key, _, value in cookies}.get(name.format(port=self.server.server_address[1]), "")
 
     def _may_see(self, given: str) -> bool:
-        """By the address, a cookie, or `Authorization: Bearer`, as Prometheus sends it."""
+        """By the address, a cookie, or `Authorization: Bearer`, as Prometheus sends it. Keeps the place of who may."""
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        return any(_equal(one, self.server.token) for one in (given, self._cookie_of(COOKIE), bearer))
+        found = any(_equal(one, self.server.token) for one in (given, self._cookie_of(COOKIE), bearer))
+        if found:
+            self.server.keep(self.connection)
+        return found
 
     def _may_act(self) -> bool:
         return _equal(self._cookie_of(COOKIE), self.server.token) and _equal(self._cookie_of(ACT_COOKIE), self.server.act_token)
@@ -192,6 +257,7 @@ class _Request(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, body, "application/json")
 
     def _answer(self, status: HTTPStatus, body: bytes, kind: str, cookies: Iterable[tuple[str, str]] = ()) -> None:
+        self.connection.settimeout(READ_SECONDS)
         self.send_response(status)
         for name, value in ("Content-Type", kind), ("Content-Length", str(len(body))), *HEADERS.items(), *cookies:
             self.send_header(name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -29,9 +30,10 @@ from pccl.cli import main
 from pccl.cli.top import Access
 from pccl.cli.web import _tokens
 from pccl.lab.ports import free_ports
+from pccl.monitor import server
 from pccl.monitor.history import Log, Recorder, create_file, read_file
 from pccl.monitor.metrics import Metrics
-from pccl.monitor.server import COOKIE, FILES, STATIC, Page
+from pccl.monitor.server import CONNECTIONS_MOST, COOKIE, FILES, STATIC, Page
 
 TOKEN = "right"
 PATIENCE = 30
@@ -129,6 +131,89 @@ def test_what_is_no_request_leaves_the_page_as_it_is(page):
     assert get(page, f"/?token={TOKEN}").status == 200
 
 
+def slow(page: Page) -> socket.socket:
+    """A connection that has sent the beginning of a request."""
+    end = socket.create_connection(page.server_address[:2], PATIENCE)
+    end.sendall(b"GET / HTTP/1.1\r\nX: ")
+    return end
+
+
+@contextlib.contextmanager
+def trickle(ends: list[socket.socket]):
+    """Sends a byte on each of them all the time."""
+    stop = threading.Event()
+
+    def send() -> None:
+        while not stop.wait(0.1):
+            for end in ends:
+                with contextlib.suppress(OSError):
+                    end.send(b"x")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        for end in ends:
+            end.close()
+
+
+def wait_for_end(end: socket.socket) -> None:
+    with contextlib.suppress(ConnectionResetError):
+        while end.recv(4096):
+            pass
+
+
+@pytest.mark.timeout(60)
+def test_slow_connections_keep_nobody_from_the_page(page):
+    ends = [slow(page) for _ in range(CONNECTIONS_MOST)]
+    with trickle(ends):
+        for path in ("/metrics", "/"):
+            assert get(page, path, Authorization=f"Bearer {TOKEN}").status == 200
+        wait_for_end(ends[0])  # the oldest one has given its place
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("request_", [b"GET / HTTP/1.1\r\nX: ", b"GET /", b"", b"POST /act HTTP/1.1\r\nContent-Length: 9\r\n"])
+def test_a_request_has_one_deadline_however_often_bytes_come(page, monkeypatch, request_):
+    monkeypatch.setattr(server, "READ_SECONDS", 0.5)
+    end = socket.create_connection(page.server_address[:2], PATIENCE)
+    end.sendall(request_)
+    with trickle([end]):
+        wait_for_end(end)
+
+
+@pytest.mark.timeout(60)
+def test_who_has_shown_the_token_keeps_the_place(page, monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS_MOST", 4)
+    owners = [socket.create_connection(page.server_address[:2], PATIENCE) for _ in range(4)]
+    for end in owners:
+        end.sendall(f"GET /events HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+    limit = time.monotonic() + PATIENCE
+    while sum(page._served.values()) < 4:  # each waits for an event
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    for _ in range(3):
+        with slow(page) as stranger:
+            wait_for_end(stranger)
+    page.log.add([{"at": 1.0, "kind": "epoch"}])
+    for end in owners:
+        assert end.recv(4096).startswith(b"HTTP/1.1 200")
+        end.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_request_of_many_bytes_is_cut_off(page):
+    with socket.create_connection(page.server_address[:2], PATIENCE) as end, contextlib.suppress(OSError):
+        end.sendall(b"GET / HTTP/1.1\r\n")
+        for _ in range(64 << 10):  # 64 MiB: more than the buffers of sockets hold
+            end.sendall(b"X: " + b"x" * 1000 + b"\r\n")
+        pytest.fail("all of it was read")
+    assert get(page, f"/?token={TOKEN}").status == 200
+
+
 def test_metrics():
     metrics, recorder = Metrics(), Recorder()
     (up,) = [one for one in text_string_to_metric_families(metrics.text().decode()) if one.name == "pccl_master_up"]
@@ -187,6 +272,34 @@ def test_the_token_of_keys_is_the_same_for_both_roles_and_tells_no_secret(tmp_pa
     tokens = {_tokens(Access(f"{run}.{role}"))[0] for role in ("master", "peer")}
     assert len(tokens) == 1
     assert tokens.pop() not in Path(f"{run}.peer").read_text()
+
+
+def test_the_token_of_actions_is_another_one_at_each_start(tmp_path):
+    run = tmp_path / "run"
+    assert CliRunner().invoke(main, ["keys", str(run)]).exit_code == 0
+    acts = [_tokens(Access(f"{run}.{role}"))[1] for role in ("master", "master", "peer")]
+    assert len(set(acts)) == 3
+    assert [bool(one) for one in acts] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "acts", "secure"), [([], True, False), (["--public"], False, False), (["--public", "--behind-tls"], True, True)]
+)
+def test_a_public_page_acts_only_behind_tls(tmp_path, monkeypatch, options, acts, secure):
+    def sleep(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    made: list[Page] = []
+    monkeypatch.setattr("pccl.cli.top.Masters.ask", lambda self: told(member(1)))
+    monkeypatch.setattr("pccl.cli.web.time.sleep", sleep)
+    monkeypatch.setattr(Page, "serve_forever", lambda self: made.append(self))
+    run = tmp_path / "run"
+    assert CliRunner().invoke(main, ["keys", str(run)]).exit_code == 0
+    where = ["--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--keys", f"{run}.master"]
+    output = CliRunner().invoke(main, ["web", *where, *options]).output
+    assert ("&act=" in output) == acts
+    assert ("--behind-tls" in output) != acts
+    assert (made[0].act is not None, made[0].secure) == (acts, secure)
 
 
 class Command:

@@ -203,16 +203,16 @@ def test_deep_texts_are_refused_whatever_recursion_python_permits():
 
 def test_changed_messages_take_no_more_memory():
     """A mutation loop with a fixed seed: what it finds can be run again."""
-    dice = random.Random(4)
+    rng = random.Random(4)
     seeds = [encode([*HONEST[1].items()][:40]), encode(HONEST[6][::29]), encode(HONEST[4][:1])]
     words = [b"[", b"]", b"{", b'"', b"[],", b'{"set":[', b'{"bytes":[0,64]},', b"9" * 30, b"\\", b"-", b"e9", b"NaN", b"\xff"]
     for _ in range(300):
-        content = bytearray(dice.choice(seeds))
-        for _ in range(dice.randint(1, 6)):
-            at, word = dice.randrange(8, len(content)), dice.choice(words) * dice.randint(1, 40)
-            content[at : at + dice.choice((0, len(word)))] = word
-        if dice.random() < 0.7:
-            content[:8] = min(len(content) - 8, dice.randrange(1, 2 * len(content))).to_bytes(8, "little")
+        content = bytearray(rng.choice(seeds))
+        for _ in range(rng.randint(1, 6)):
+            at, word = rng.randrange(8, len(content)), rng.choice(words) * rng.randint(1, 40)
+            content[at : at + rng.choice((0, len(word)))] = word
+        if rng.random() < 0.7:
+            content[:8] = min(len(content) - 8, rng.randrange(1, 2 * len(content))).to_bytes(8, "little")
         with memory() as peak:
             read(bytes(content))
             assert peak() <= 8 * len(content) + 2 * FREE_BYTES, bytes(content)
