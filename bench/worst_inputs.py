@@ -27,7 +27,7 @@ from typing import Any
 
 import harness
 from harness import MIB, Row
-from worst_trees import TREES, make_tree
+from worst_trees import TREES, make_tree, message
 
 from pccl import _keys
 
@@ -82,6 +82,8 @@ class Parser:
     name: str
     make: Callable[[int], bytes]
     parse: Callable[[bytes], object]
+    alone: bool = False
+    """A command reads it before it serves anybody, so that its time is no pause."""
 
 
 # ---- listeners ----
@@ -210,6 +212,74 @@ PARSERS: list[Parser] = [
     for name in TREES
 ]
 
+
+def layout(size: int) -> bytes:
+    """Of as many members as a message may have."""
+    return message({"hosts": [""] * (size // 100), "maps": [{"dict": []}] * (size // 100), "redundancy": [1, 0]}, size=size)
+
+
+def read_events(content: bytes) -> int:
+    from pccl.monitor.history import Log, read_file
+
+    log = Log(most_bytes=1 << 40)
+    log.add(read_file(file_of(content)))
+    return log.after(0, 0)[1]
+
+
+def read_layout(content: bytes) -> object:
+    from pccl.state._snapshots.snapshot import Layout
+
+    return Layout.decoded(content)
+
+
+def read_keys(content: bytes) -> object:
+    return _keys.read_file(file_of(content))
+
+
+def read_place(content: bytes) -> object:
+    from pccl.distributed._board import _read
+
+    return _read(content.decode())
+
+
+def file_of(content: bytes) -> str:
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        file.write(content)
+    return file.name
+
+
+def lines(line: bytes, size: int) -> bytes:
+    return b'{"kind":"pccl-events","format":1}\n' + line * (size // len(line))
+
+
+def one_line(size: int) -> bytes:
+    return lines(b"[" * size, size)
+
+
+def nested(size: int) -> bytes:
+    return b"[" * size
+
+
+EVENT = b'{"at":0,"kind":"","a":[%s9]}\n'
+PARSERS += [
+    Parser("layout: many members", partial(made, "pccl.state._snapshots.snapshot", layout), read_layout),
+    Parser(
+        "events: short lines", partial(made, "pccl.monitor.history", partial(lines, b'{"at":0,"kind":""}\n')), read_events, True
+    ),
+    Parser(
+        "events: many lists", partial(made, "pccl.monitor.history", partial(lines, EVENT % (b"[]," * 40_000))), read_events, True
+    ),
+    Parser(
+        "events: large numbers",
+        partial(made, "pccl.monitor.history", partial(lines, EVENT % (b"9e15," * 20_000))),
+        read_events,
+        True,
+    ),
+    Parser("events: one line", partial(made, "pccl.monitor.history", one_line), read_events, True),
+    Parser("keys: a long file", partial(lines, b"#\n"), read_keys),
+    Parser("place of a rank: nested lists", partial(made, "pccl.distributed._board", nested), read_place),
+]
+
 # ---- measuring ----
 
 
@@ -326,10 +396,10 @@ def run() -> None:
     harness.build("worst_inputs")
     rows = [measure_listener(one, args.size) for one in LISTENERS if any(text in one.name for text in args.only)]
     rows += [measure_parser(one, args.size) for one in PARSERS if any(text in one.name for text in args.only)]
-    bars = []
+    bars, alone = [], {one.name for one in PARSERS if one.alone}
     for made in rows:
         allowed = MEMORY * max(made["KiB"], 1024) / 1024
-        reached = made["pause ms"] <= PAUSE_MS and made["memory MiB"] <= allowed
+        reached = (made["pause ms"] <= PAUSE_MS or made["input"] in alone) and made["memory MiB"] <= allowed
         measured = f"{made['pause ms']:.0f} ms, {made['memory MiB']:.1f} MiB"
         bars.append(harness.bar(made["input"], f"{PAUSE_MS:.0f} ms, {allowed:.0f} MiB", measured, reached))
     harness.report(args, "worst_inputs", METHOD, where, rows, bars)

@@ -45,8 +45,16 @@ def weigh(text: bytes, most: int, levels: int) -> int:
 
 
 def read_json(text: bytes, most: int) -> Any:
-    """Parses JSON. ValueError: `text` has more than `most` bytes, is nested more than LEVELS deep, or is malformed."""
+    """Parses JSON. ValueError: `text` has more than `most` bytes, is nested more than LEVELS deep, or is malformed.
+
+    So are NaN and infinity, which browsers do not read.
+    """
     if len(text) > most:
         raise ValueError(f"it has {len(text)} bytes, and {most} are permitted")
-    weigh(text, 1 << 62, LEVELS)
-    return json.loads(text)
+    if text.count(b"[") + text.count(b"{") > LEVELS:
+        weigh(text, 1 << 62, LEVELS)
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number of JSON")

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pccl._bounded import read_json
 from pccl._processes import python
 
 REQUEST_BYTES = 1 << 16
@@ -108,7 +109,7 @@ def _receive(end: socket.socket) -> tuple[dict[str, Any], int | None]:
     try:
         if not content:
             raise HolderError("the connection was closed")
-        message = None if flags & socket.MSG_TRUNC else json.loads(content)
+        message = None if flags & socket.MSG_TRUNC else read_json(content, REQUEST_BYTES)
         if not isinstance(message, dict):
             raise HolderError("not a message of a holder")
     except (ValueError, HolderError) as error:
@@ -250,7 +251,7 @@ class _Server:
         if _user_at(end) != os.getuid():
             end.close()
             return
-        end.settimeout(ANSWER_SECONDS)
+        end.setblocking(False)  # a client that does not read its answers is closed, and keeps no other one waiting
         self._clients.add(end)
         self._selector.register(end, selectors.EVENT_READ)
 

@@ -24,6 +24,8 @@ from pccl._files import MODE
 from pccl._loader import _C, _ffi
 
 BYTES = 32
+FILE_BYTES = 4096
+"""Of a file of keys, at most (csrc/net/keys.c)."""
 MAX_SECRETS = 2
 ROLES = ("master", "peer")
 
@@ -180,7 +182,11 @@ def read_file(path: str | os.PathLike[str]) -> tuple[str, Keys]:
     """Returns the role and the content of a file of keys, whoever may read it. KeysError: it is not there, or it is none."""
     path = Path(path)
     try:
-        lines = path.read_text("ascii").splitlines()
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            content = file.read(FILE_BYTES + 1)
+        if len(content) > FILE_BYTES:
+            raise KeysError(f"{path} is no file of keys: it is too long")
+        lines = content.decode("ascii").splitlines()
     except UnicodeDecodeError:
         raise KeysError(f"{path} is no file of keys") from None
     except OSError as error:

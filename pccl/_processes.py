@@ -25,7 +25,7 @@ READ_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
 """More than a pipe holds, unless root has enlarged it."""
 
-LINE_BYTES = 16 << 20
+LINE_BYTES = 1 << 20
 """A longer line is split, so that a program which never ends a line does not fill the memory."""
 
 LINE_END = re.compile(rb"\r?\n|(?<=[^\r\n])\r+(?=[^\r\n])")

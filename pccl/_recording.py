@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import math
 import os
 import re
@@ -90,6 +91,7 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
+@functools.lru_cache(1024)  # texts are made once, not for each event
 def _name(enum: type[DataType] | type[ReduceOp] | type[Result], number: int) -> str:
     try:
         return str(enum(number).name).lower()
@@ -97,6 +99,7 @@ def _name(enum: type[DataType] | type[ReduceOp] | type[Result], number: int) -> 
         return str(number)
 
 
+@functools.lru_cache(1024)
 def _collective(kind: int) -> str:
     name = _ffi.typeof("pcclCollectiveKind_t").elements.get(kind)
     return str(kind) if name is None else _snake(name.removeprefix("pcclCollective"))

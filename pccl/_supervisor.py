@@ -42,6 +42,9 @@ MASTERS = "masters "
 KEYS = "keys "
 """What a program tells before the path of the keys that its job has made."""
 
+WORD_BYTES = 1 << 16
+"""What is longer is no word of a program."""
+
 READ_SECONDS = 0.5
 """Between two looks at what the program tells, so that it never waits for room in the pipe."""
 
@@ -179,7 +182,8 @@ class Child:
                 return
             if not chunk:
                 return
-            *words, self._rest = (self._rest + chunk).split(b"\n")
+            *words, rest = (self._rest + chunk).split(b"\n")
+            self._rest = rest[:WORD_BYTES]
             for word in words:
                 self._take(word)
 

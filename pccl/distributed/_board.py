@@ -8,13 +8,14 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from pccl._address import parse_endpoints
+from pccl._bounded import read_json
 from pccl._calls import Deadline
 from pccl._credentials import environment_has_some
 from pccl._errors import PCCLError, PCCLTimeoutError, Result
@@ -32,6 +33,11 @@ LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
 """Seconds between two looks into the store; the longest for up to MANY_RANKS, and longer in proportion for more."""
 
 MANY_RANKS = 64
+
+PLACE_BYTES, ATTEMPT_BYTES = 1 << 14, 1 << 24
+"""Of what a rank tells of itself, as JSON, and of what rank 0 tells of all."""
+
+NO_MESSAGE = "the store of init_process_group has something else than what a rank writes; give the job a store of its own"
 
 PAUSE_PART = 0.125
 """Of the wait so far, for which the next pause lasts."""
@@ -181,7 +187,7 @@ class Board:
         self._wait([_ATTEMPT_KEY], self._not_met)
         name = ""
         for _ in self._pauses(self._not_met):
-            attempt = json.loads(self._store.get(_ATTEMPT_KEY))
+            attempt = _attempt(self._store.get(_ATTEMPT_KEY))
             if self._is_in(attempt):
                 if attempt["problem"]:
                     raise BootstrapError(attempt["problem"])
@@ -275,7 +281,7 @@ class Board:
         if away:
             return self._not_called(away)
         if self._store.check([_DOUBT_KEY]):
-            doubt = json.loads(self._store.get(_DOUBT_KEY))
+            doubt = _attempt(self._store.get(_DOUBT_KEY))
             if doubt["problem"] and self._is_in(doubt):
                 return str(doubt["problem"])
         return "all ranks have called init_process_group, but not all have met"
@@ -322,7 +328,25 @@ def _key(attempt: str, name: str, number: int) -> str:
 
 
 def _read(text: str) -> Place:
-    return Place(**json.loads(text))
+    """Returns the place that a rank has written. BootstrapError: it is none; whoever reaches the store may write to it."""
+    try:
+        found = Place(**read_json(text.encode(), PLACE_BYTES))
+        if all(type(getattr(found, one.name)).__name__ == one.type for one in fields(found)):
+            return found
+    except (ValueError, TypeError):
+        pass
+    raise BootstrapError(f"{NO_MESSAGE}: {text!r:.100}")
+
+
+def _attempt(text: bytes) -> dict[str, Any]:
+    """Returns an attempt that rank 0 has named. BootstrapError: it is none."""
+    try:
+        found = read_json(text, ATTEMPT_BYTES)
+        if [type(found[key]) for key in ("name", "places", "problem")] == [str, list, str]:
+            return dict(found)
+    except (ValueError, TypeError, LookupError):
+        pass
+    raise BootstrapError(f"{NO_MESSAGE}: {text!r:.100}")
 
 
 def _problem(places: Sequence[str], own: Place) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pccl import _native
+from pccl._bounded import read_json
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
 from pccl._credentials import environment_has_some
@@ -19,7 +20,7 @@ from pccl._errors import ConnectError, PCCLError, reason_of
 from pccl._files import open_log
 from pccl._keys import KeysError
 from pccl._own_keys import INSECURE_VARIABLE, OwnKeys, check_folder, why_plain
-from pccl.distributed._board import Board, BootstrapError, Place
+from pccl.distributed._board import NO_MESSAGE, PLACE_BYTES, Board, BootstrapError, Place
 
 MASTERS_MOST = 3
 """A master and standbys that a job starts by itself, each on a node of its own; on a single node there are two."""
@@ -90,7 +91,10 @@ def _share_keys(board: Board, held: contextlib.ExitStack, *, local: bool) -> tup
             except (OSError, KeysError, PCCLError) as error:
                 problem = reason_of(error)
         board.tell("keys", 0, json.dumps([folder, problem]))
-    folder, problem = json.loads(board.read("keys", 0, 0))
+    try:
+        folder, problem = map(str, read_json(board.read("keys", 0, 0).encode(), PLACE_BYTES))
+    except (ValueError, TypeError):
+        raise BootstrapError(NO_MESSAGE) from None
     if folder:
         try:
             return check_folder(folder)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import IO, Any
 
+from pccl._bounded import read_json
 from pccl._names import short
 from pccl._reports import Diagnosis, EdgeReport, Finding, JoinerReport, MemberReport, finite
 
@@ -54,6 +55,9 @@ STATE_DIGITS = 8
 """Of the hash of a state."""
 
 FORMAT = 1
+
+LINE_BYTES = 128 << 10
+"""The longest line of a file that is read: more than a sample of the largest run has."""
 
 SAMPLE_PARTS = (("members", dict), ("links", dict), ("quiet", list))
 
@@ -297,30 +301,26 @@ def create_file(path: str) -> IO[bytes]:
 def read_file(path: str) -> Iterator[Event]:
     """The events of a file; a last line that is cut off is left out. ValueError: it has no events of pccl; OSError."""
     with open(path, "rb") as opened:
-        lines = iter(opened)
+        lines = iter(lambda: opened.readline(LINE_BYTES + 1), b"")
         head = None
         with contextlib.suppress(ValueError):
-            head = json.loads(next(lines, b"null"))
+            head = read_json(next(lines, b"null"), LINE_BYTES)
         if not isinstance(head, dict) or head.get("kind") != "pccl-events":
             raise ValueError(f"{path} has no events of a run: `pccl web --events FILE` writes them")
         if head.get("format") != FORMAT:
             raise ValueError(f"{path} is of another version of pccl")
         for number, line in enumerate(lines, 2):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and len(line) <= LINE_BYTES:
                 return
             try:
                 yield _event_of(line)
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError):
                 raise ValueError(f"{path}, line {number}: this is no event; remove the line to see the others") from None
 
 
 def _event_of(line: bytes) -> Event:
     """Parses a line. Raises an error of any kind if that is not what a page needs of each event."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(constant)  # NaN and infinity, which browsers do not read
-
-    event: Event = json.loads(line, parse_constant=refuse)
+    event: Event = read_json(line, LINE_BYTES)
     if not 0 <= event["at"] < LATEST or not isinstance(event["kind"], str):
         raise TypeError
     for part, kind in SAMPLE_PARTS if event["kind"] == "sample" else ():

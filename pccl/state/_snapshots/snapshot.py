@@ -38,6 +38,9 @@ ERA_MAX = 1 << 60
 ID_MAX = (1 << 56) - 1
 """Of a snapshot."""
 
+MEMBERS_OF_RUN = 1024
+"""Work on a layout grows with the square of its members."""
+
 PLACE_MAX = 1 << 20
 """Of members, stripes and rows."""
 
@@ -73,8 +76,8 @@ class Layout:
         """What `encoded` gave. ValueError: it is damaged."""
         tree = decode(content, numbers_and_text=True)
         try:
-            hosts = [text_of(host) for host in list_of(tree["hosts"], PLACE_MAX)]
-            maps = list(map(shards_from, list_of(tree["maps"], PLACE_MAX)))
+            hosts = [text_of(host) for host in list_of(tree["hosts"], MEMBERS_OF_RUN)]
+            maps = list(map(shards_from, list_of(tree["maps"], MEMBERS_OF_RUN)))
             redundancy = Redundancy(*(whole_number(one, MEMBERS_MAX) for one in tree["redundancy"]))
             if not 0 < len(hosts) == len(maps):
                 raise ValueError(f"{len(hosts)} hosts of {len(maps)} members")
