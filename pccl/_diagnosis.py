@@ -127,7 +127,11 @@ def _await(query: Any) -> Diagnosis:
 def _take(pointer: Any) -> Diagnosis:
     """Reads a `pcclDiagnosis_t`, and frees it."""
     try:
-        members = tuple(_member(pointer.members[i]) for i in range(pointer.member_count))
+        told = [pointer.members[i] for i in range(pointer.member_count)]
+        order = sorted((member.group, member.join_number) for member in told)
+        first = {group: at for at, (group, _) in reversed([*enumerate(order)])}
+        ranks = {number: at - first[group] for at, (group, number) in enumerate(order)}
+        members = tuple(_member(member, ranks[member.join_number]) for member in told)
         edges = tuple(_edge(pointer.edges[i], members) for i in range(pointer.edge_count))
         for i in range(pointer.number_count):
             number = pointer.numbers[i]
@@ -140,11 +144,12 @@ def _take(pointer: Any) -> Diagnosis:
         _C.pcclDiagnosisFree(pointer)
 
 
-def _member(c: Any) -> MemberReport:
+def _member(c: Any, rank: int) -> MemberReport:
     return read_struct(
         MemberReport,
         c,
         uuid=uuid_in(c.uuid),
+        rank=rank,
         told_seconds=None if c.told_s < 0 else c.told_s,
         begins_seconds=0.0,
         report={},

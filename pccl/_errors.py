@@ -59,6 +59,8 @@ class Result(Enum):
     TIMED_OUT = _C.pcclTimedOut
     CANCELLED = _C.pcclCancelled
     LEFT = _C.pcclLeft
+    STATE_DIFFERS = _C.pcclStateDiffers
+    STATE_LOST = _C.pcclStateLost
 
 
 _IRREGULAR = {
@@ -160,8 +162,10 @@ class ConnectError(ConnectionFailedError):
     """No attempt of `connect` succeeded. `result` and `detail` are those of the last one."""
 
     def __str__(self) -> str:
-        failed = "Failed to connect to the master node"
-        return self._text(f"{failed}: {self.detail}") if self.detail else failed
+        failed, said = "Failed to connect to the master node", self.detail.removeprefix("cannot connect to the master")
+        if said != self.detail:
+            return self._text(f"{failed}{said}")  # at which address, and why
+        return self._text(f"{failed}: {said}") if said else failed
 
 
 class JoinError(PCCLError, RuntimeError):
@@ -181,7 +185,7 @@ class StateLostError(PCCLError, RuntimeError):
     """
 
     def __init__(self, detail: str, func_name: str = "restore") -> None:
-        super().__init__(Result.NO_SHARED_STATE_AVAILABLE, func_name, detail)
+        super().__init__(Result.STATE_LOST, func_name, detail)
 
 
 class ParityError(PCCLError, RuntimeError):
@@ -200,7 +204,7 @@ class ParityError(PCCLError, RuntimeError):
         minority: tuple[UUID, ...] = (),
         names: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(Result.NO_SHARED_STATE_AVAILABLE, func_name, detail)
+        super().__init__(Result.STATE_DIFFERS, func_name, detail)
         self.entry = entry
         self.minority = minority
         self.names = names

@@ -256,7 +256,7 @@ class _Group:
     def _name(self, place: int) -> str:
         member, ring = self._members[place], f"place {place - self.places[0]} of the ring"
         short = member.uuid.hex[:8]
-        return f"peer {member.name} ({short}, {ring})" if member.name else f"peer {short} ({ring})"
+        return f"peer {member.name} ({short}, rank {member.rank}, {ring})" if member.name else f"peer {short} ({ring})"
 
     # ---- hung ----
 

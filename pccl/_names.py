@@ -88,7 +88,7 @@ def with_ranks(text: str, members: Sequence[UUID], names: Mapping[UUID, str]) ->
         if names.get(member):
             text = text.replace(f"peer {names[member]} ({digits}", f"rank {rank} ({names[member]}, {digits}")
         text = text.replace(f"peer {digits}", f"rank {rank}")
-    return text
+    return re.sub(r" \(rank \d+, join \d+\)|, rank \d+, join \d+(?=\))", "", text)  # those in the run
 
 
 def with_names(text: str, labels: Mapping[int, str]) -> str:

@@ -72,6 +72,7 @@ class MemberReport:
     still_seconds: float  # since anything of an op came, went or ended
     begins_seconds: float  # how much later than the first of its group it begins an op, on average
     name: str = ""  # what logs call it; empty: it has none
+    rank: int = 0  # in its group
     report: dict[str, float] = field(default_factory=dict)  # numbers of its program (Communicator.report)
     state_revision: int | None = None  # of the shared state after its last successful sync; None: none has succeeded
     state_hash: str = ""  # of that state, 32 hexadecimal digits; empty: unknown, because another master served the run then

@@ -77,7 +77,10 @@ typedef enum pcclResult_t {
     // the caller's own bound on the wait ran out; the call goes on, repeat it to wait on
     pcclTimedOut = 13,
     pcclCancelled = 14, // a member cancelled the operation, and it ended so on all members
-    pcclLeft = 15       // this peer has left the run, as it had announced (pccl_ext_comm_leave)
+    pcclLeft = 15,      // this peer has left the run, as it had announced (pccl_ext_comm_leave)
+    // of the Python package; no function of C returns them
+    pcclStateDiffers = 16, // members that should hold the same state hold different bytes
+    pcclStateLost = 17     // more members were lost than snapshots bear, so no state can be restored
 } pcclResult_t;
 
 typedef enum pcclDataType_t {

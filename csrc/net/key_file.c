@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,15 +11,24 @@
 #include "base/descriptor.h"
 
 // A secret in a volume of Kubernetes belongs to root, and its group may read it: that of the container's user.
-static const char *access_problem(const struct stat *status, bool secret, size_t capacity) {
+static const char *access_problem(const char *path, const struct stat *status, bool secret, size_t capacity) {
+    static _Thread_local char text[PATH_MAX + 128];
     bool of_root = status->st_uid == 0;
     mode_t readers = S_IROTH | S_IXOTH | (of_root ? 0 : S_IRGRP), writers = S_IWGRP | S_IWOTH;
     if (!S_ISREG(status->st_mode)) return "it is not a regular file";
     if (!of_root && status->st_uid != geteuid())
         return "it belongs to another user: copy it, and give the copy mode 0600";
-    if (secret && (status->st_mode & (readers | writers)) != 0)
-        return "other users can read or write it: chmod 600 FILE, and make new keys if somebody may have read it";
-    if ((status->st_mode & writers) != 0) return "other users can write it: chmod go-w FILE";
+    if (secret && (status->st_mode & (readers | writers)) != 0) {
+        snprintf(text, sizeof text,
+                 "other users can read or write it: chmod 600 %s, and make new keys if somebody may have "
+                 "read it",
+                 path);
+        return text;
+    }
+    if ((status->st_mode & writers) != 0) {
+        snprintf(text, sizeof text, "other users can write it: chmod go-w %s", path);
+        return text;
+    }
     return (size_t)status->st_size >= capacity ? "it is too long" : NULL;
 }
 
@@ -30,7 +41,7 @@ const char *key_file_read(const char *path, bool secret, char *text, size_t capa
         return strerror(errno);
     }
     struct stat status;
-    const char *problem = fstat(fd, &status) != 0 ? strerror(errno) : access_problem(&status, secret, capacity);
+    const char *problem = fstat(fd, &status) != 0 ? strerror(errno) : access_problem(path, &status, secret, capacity);
     size_t length = 0;
     while (problem == NULL && length < capacity - 1) {
         ssize_t got = read(fd, text + length, capacity - 1 - length);

@@ -169,10 +169,14 @@ struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
     char ending[PATH_MAX];
     snprintf(ending, sizeof ending, "%s.peer", path);
     bool missing = strcmp(problem, strerror(ENOENT)) == 0, named = missing && access(ending, F_OK) == 0;
-    snprintf(reason, KEYS_REASON_BYTES, "cannot use the keys in %s: %s%s", path, problem,
-             named     ? "; name the file with its ending, .peer or .master"
-             : missing ? "; make them with `pccl keys NAME`, or copy the file here"
-                       : "");
+    int length = snprintf(reason, KEYS_REASON_BYTES, "cannot use the keys in %s: %s%s", path, problem,
+                          named ? "; name the file with its ending, .peer or .master" : "");
+    const char *dot = strrchr(path, '.');
+    bool ends = dot != NULL && (strcmp(dot, ".peer") == 0 || strcmp(dot, ".master") == 0);
+    if (missing && !named && length < KEYS_REASON_BYTES)
+        snprintf(reason + length, (size_t)(KEYS_REASON_BYTES - length),
+                 "; make them with `pccl keys %.*s`, or copy the file here",
+                 ends ? (int)(dot - path) : (int)strlen(path), path);
     keys_release(keys);
     return NULL;
 }

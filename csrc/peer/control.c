@@ -90,7 +90,8 @@ static void end_attempt(struct control *t, pcclResult_t code, const struct membe
         log_failure(t, code, text);
         hang_up(t);
     } else if (view->number == 1) {
-        LOG(LOG_NOTICE, "begins a new run: none was under way at the master %s",
+        LOG(LOG_NOTICE,
+            "is among the first of a run, for none was under way at the master %s; its state is that of this program",
             master_link_address(c->master, (char[MASTER_LINK_ADDRESS]){0}));
     }
     pthread_mutex_lock(&c->lock);

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import json
 import os
 import resource
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +23,7 @@ import pccl
 from pccl._address import parse_endpoints
 from pccl._errors import ConnectError, PCCLError, reason_of
 from pccl._loader import _C
+from pccl._names import rank_label
 from pccl._reports import Diagnosis
 from pccl.cli import info, top, trial
 from pccl_command.native_master import SIGTERM_CHOICES
@@ -264,8 +267,35 @@ class _Timex(ctypes.Structure):
 _CLOCK_ERROR = 5
 
 
+CLOCK_SECONDS = 86400.0
+"""By which the clock may differ from what else tells the time: a hardware clock may run in local time."""
+
+
+def _times() -> Iterator[tuple[str, float, bool]]:
+    """What else tells the time: its name, seconds since 1970, and whether it tells the present; else the time is later."""
+    package = Path(pccl.__file__).parent
+    dates = [file.stat().st_mtime for file in package.iterdir() if file.is_file()]
+    yield f"the date of {package}", max(dates, default=0.0), False
+    for variable in ("PCCL_KEYS", "PCCL_CERT"):
+        with contextlib.suppress(OSError):
+            path = os.environ.get(variable) or ""
+            yield f"the date of {path}", os.stat(path).st_mtime, False
+    for clock in sorted(Path("/sys/class/rtc").glob("rtc*/since_epoch")):
+        if told := _read(str(clock), ""):
+            yield f"the hardware clock {clock.parent.name}", float(told), True
+
+
 def _clock(_target: Target) -> Iterator[Finding]:
-    """By `adjtimex`, which tells whether a time service holds the clock."""
+    """By files, which are no younger than the clock, the hardware clock, and `adjtimex`: whether a time service holds it."""
+    now = time.time()
+    for source, told, present in _times():
+        behind = told - now
+        if behind > CLOCK_SECONDS or (present and -behind > CLOCK_SECONDS):
+            days = f"{abs(behind) / 86400:.0f} days {'behind' if behind > 0 else 'ahead'}"
+            here = f"{time.strftime('%Y-%m-%d', time.gmtime(now))} here, {time.strftime('%Y-%m-%d', time.gmtime(told))} there"
+            advice = "set the clock: certificates need the time, and logs of several hosts are compared by it"
+            yield Finding("clock", "problem", f"this machine's clock is {days}, compared with {source}: {here}", advice)
+            return
     libc = ctypes.CDLL(None, use_errno=True)
     state = libc.adjtimex(ctypes.byref(_Timex())) if hasattr(libc, "adjtimex") else -1
     if state == _CLOCK_ERROR:
@@ -340,7 +370,9 @@ def _members(master: str, told: Diagnosis) -> Iterator[Finding]:
     for member, failure in zip(told.members, failures, strict=True):
         if failure:
             advice = "open its port to this machine, unless it is behind NAT or names other addresses (docs/addresses.md)"
-            yield Finding("member", "warning", f"{member.name or member.uuid} at {member.address}: {failure}", advice)
+            yield Finding(
+                "member", "warning", f"{rank_label(member.rank, member.name, member.uuid)} at {member.address}: {failure}", advice
+            )
     if not any(failures):
         yield Finding("member", "ok", "all can be dialled from here")
 

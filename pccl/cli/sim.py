@@ -1,6 +1,6 @@
 """`pccl sim`. The simulator is in `sim/` of a checkout: it is a tool for the developers of pccl, and the package lacks it.
 
-This module replaces itself by `sim/command.py` of the checkout that the package is imported from.
+This module replaces itself by `sim/command.py` of the checkout that the package is imported from. Elsewhere `--help` alone works.
 """
 
 from __future__ import annotations
@@ -14,14 +14,30 @@ import click
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _SOURCE = _CHECKOUT / "sim" / "command.py"
 
-if not (_SOURCE.is_file() and (_CHECKOUT / "csrc").is_dir()):
-    raise click.UsageError(
+
+def _unavailable(why: str) -> click.Command:
+    """Returns a command that refuses to run, with status 2, and says why in its help, too."""
+
+    @click.command("sim", help=f"Simulate the protocol under faults. {why}", context_settings={"ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def refuse(arguments: tuple[str, ...]) -> None:
+        raise click.UsageError(why)
+
+    return refuse
+
+
+if _SOURCE.is_file() and (_CHECKOUT / "csrc").is_dir():
+    _spec = importlib.util.spec_from_file_location(__name__, _SOURCE)
+    assert _spec is not None
+    assert _spec.loader is not None
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules[__name__] = _module
+    try:
+        _spec.loader.exec_module(_module)
+    except click.UsageError as error:
+        _module.command = _unavailable(error.message)  # type: ignore[attr-defined]
+else:
+    command = _unavailable(
         "pccl sim needs a checkout of pccl, because the package lacks the simulator: "
         "clone the repository, run `make build` there, and then `.venv/bin/pccl sim`"
     )
-_spec = importlib.util.spec_from_file_location(__name__, _SOURCE)
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[__name__] = _module
-_spec.loader.exec_module(_module)

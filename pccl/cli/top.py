@@ -311,7 +311,7 @@ def _members(diagnosis: Diagnosis, narrow: bool) -> Table:
     _add_id(table, "member")
     have_names = any(member.name for member in diagnosis.members)
     if have_names:
-        table.add_column("name", overflow="fold")
+        table.add_column("rank, name", overflow="fold")
     table.add_column("address", overflow="fold")
     reports = any(member.report for member in diagnosis.members)
     names = ["ops/s", "op ms", "in ops", "begins ms", "live", "waits s", "silent s"]
@@ -326,7 +326,7 @@ def _members(diagnosis: Diagnosis, narrow: bool) -> Table:
         facts = _facts(member)
         if narrow:
             facts = facts[:-2]
-        who = [short(member.uuid), *([member.name] if have_names else []), member.address]
+        who = [short(member.uuid), *([f"{member.rank} {member.name}"] if have_names else []), member.address]
         report = [" ".join(f"{name} {value:.4g}" for name, value in member.report.items())] if reports else []
         state = [_state(member)] if states else []
         table.add_row(*who, *facts, *state, *report, style="red" if member.uuid in named else None)

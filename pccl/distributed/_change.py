@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from pccl._names import peer_label
-
 _log = logging.getLogger("pccl.distributed")
 
 
@@ -55,13 +53,12 @@ def on_change(callback: Callable[[Change], None]) -> Callable[[], None]:
 
 
 def tell(change: Change) -> None:
-    if change.lost:
-        lost = ", ".join(peer_label(change.names.get(one, ""), one) for one in change.lost)
-        living = change.world_size - len(change.lost_ranks)
-        _log.warning("peer %s lost; members left: %d, this one has rank %d", lost, living, change.rank)
+    """Logs what a change does to the ranks, and calls the callbacks. The peer logs who was lost."""
     if change.lost and change.lost_ranks:
         ranks = ", ".join(map(str, change.lost_ranks))
-        _log.warning("ranks lost and kept for replacements: %s of %d; sums are scaled until then", ranks, change.world_size)
+        _log.warning("ranks kept for replacements: %s of %d; sums are scaled until then", ranks, change.world_size)
+    elif change.lost:
+        _log.warning("this process has rank %d of %d now", change.rank, change.world_size)
     for callback in list(_callbacks.values()):
         try:
             callback(change)

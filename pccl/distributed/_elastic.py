@@ -125,8 +125,8 @@ class Elastic:
         """Lets newcomers in; at one of them, becomes a member. Whether the members are others than after the last call.
 
         Then ranks and the world size may be others too, so that data has to be shared out anew; the first call gives True.
-        It is a barrier of all members, to be called between two steps. `timeout`, in seconds if it is a number: as of the group,
-        unless given.
+        It is a barrier of all members, to be called between two steps. `timeout`, in seconds if it is a number: None: as of the
+        group; 0: it only looks whether all others have called it.
 
         ValueError, in the first call on all members: they differ in what all need alike, such as the class of an optimizer.
         JoinError, at a newcomer only: it was not let in, or it differs. Left, after `leave`: this process is a member no longer.
@@ -135,7 +135,7 @@ class Elastic:
         """
         group = group_of_all("Elastic")
         with made_on_cpu():
-            return self._sync(group, seconds_of(timeout) or group._timeout)
+            return self._sync(group, group._timeout if timeout is None else seconds_of(timeout))
 
     def _sync(self, group: ProcessGroup, seconds: float) -> bool:
         self._wants_to_leave()

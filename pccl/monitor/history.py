@@ -109,6 +109,8 @@ class Recorder:
             self._reports.pop(name, None)
         kind = "member" if self._epoch is None else "joined"  # those of the first answer have been there before
         events += [_member(kind, at, name, members[name]) for name in members if name not in self._members]
+        kept = members.keys() & self._members.keys()
+        events += [_member("member", at, name, members[name]) for name in kept if members[name].rank != self._members[name].rank]
         count = len(members) or told.peer_count
         if told.epoch != self._epoch:
             self._epoch = told.epoch
@@ -206,7 +208,8 @@ def _reports(members: dict[str, MemberReport]) -> dict[str, dict[str, float | No
 
 
 def _member(kind: str, at: float, name: str, member: MemberReport) -> Event:
-    return {"at": at, "kind": kind, "member": name, "name": member.name, "address": member.address, "group": member.group}
+    place = {"address": member.address, "group": member.group, "rank": member.rank}
+    return {"at": at, "kind": kind, "member": name, "name": member.name, **place}
 
 
 def _rounded(value: float) -> float:

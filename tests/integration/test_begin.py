@@ -122,7 +122,7 @@ with Communicator(address) as first, Communicator(address) as second:
 def test_peers_say_who_begins_a_run_and_whom_they_lost(master: MasterNode) -> None:
     text = said(TWO_PEERS, f"{address_of(master)}/bert")
     before, _, after = text.partition("name ")
-    assert before.count("begins a new run") == text.count("begins a new run") == 1
+    assert before.count("is among the first of a run") == text.count("is among the first of a run") == 1
     assert f"none was under way at the master {address_of(master)}/bert" in before
     assert f"peer {after.splitlines()[0]} at 127.0.0.1:" in after
     assert after.count("lost; members left in the group: 1") == 1

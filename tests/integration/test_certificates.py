@@ -372,7 +372,7 @@ def test_files_that_do_not_serve(authority, tmp_path):
     with pytest.raises(PCCLError, match="not the key of the certificate"):
         Communicator("127.0.0.1:1", **{**files.arguments, "key": authority.issue("peer").key})
     files.key.chmod(0o644)
-    with pytest.raises(PCCLError, match="chmod 600"):
+    with pytest.raises(PCCLError, match=f"chmod 600 {files.key},"):
         Communicator("127.0.0.1:1", **files.arguments)
     files.key.unlink()
     with pytest.raises(PCCLError, match=r"cannot use the key in .*: No such file"):

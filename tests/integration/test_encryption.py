@@ -262,7 +262,7 @@ def test_files_that_do_not_serve(files, tmp_path):
     with pytest.raises(PCCLError, match="No such file"):
         Communicator("127.0.0.1:1", keys=tmp_path / "nowhere")
     os.chmod(files.peer, 0o644)
-    with pytest.raises(PCCLError, match="chmod 600"):
+    with pytest.raises(PCCLError, match=f"chmod 600 {files.peer},"):
         Communicator("127.0.0.1:1", keys=files.peer)
 
 

@@ -318,7 +318,7 @@ def test_the_limit_of_open_files():
     [
         (["nowhere"], "has no port"),
         (["127.0.0.1:0"], "give --keys"),
-        (["127.0.0.1:0", "--keys", "/nowhere"], "No such file or directory; make them with `pccl keys NAME`"),
+        (["127.0.0.1:0", "--keys", "/nowhere"], "No such file or directory; make them with `pccl keys /nowhere`"),
         (["192.0.2.1:0", "--insecure"], "cannot listen at 192.0.2.1:0: this machine does not have the address"),
         (["127.0.0.1:0", "--cert", "/nowhere"], "key and ca are missing; give all three"),
     ],

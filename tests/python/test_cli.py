@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ pytest.importorskip("rich")
 from click.testing import CliRunner
 
 import pccl
-from pccl.cli import main
+from pccl.cli import COMMANDS, main
 
 
 def run(*arguments):
@@ -225,3 +226,47 @@ def test_shells_complete(words, completed):
     command = [sys.executable, "-m", "pccl"]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert completed in told.splitlines()
+
+
+BLOCKER = """
+import importlib.util, runpy, socket, sys
+OWN = {"pccl", "pccl_command", "cffi", "_cffi_backend", "pycparser", "click", "rich", "pygments", "markdown_it", "mdurl"}
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        module = name.partition(".")[0]
+        if module not in OWN and module not in sys.stdlib_module_names and module != "sitecustomize":
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+def refuse(*_):
+    raise OSError("there is no network")
+socket.socket.connect = socket.socket.connect_ex = refuse
+sys.meta_path[:] = [Blocker(), *(one for one in sys.meta_path if one.__module__.startswith("_frozen"))]  # no editable package
+sys.path.insert(0, sys.argv.pop(1))
+sys.argv[0] = "pccl"
+runpy.run_module("pccl", run_name="__main__", alter_sys=True)
+"""
+"""Runs the package in a folder, with nothing but what it depends on, as far as that can be seen from imports."""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A copy of the packages alone, as a wheel installs them."""
+    folder = tmp_path_factory.mktemp("installed")
+    for package in ("pccl", "pccl_command"):
+        source = Path(pccl.__file__).parents[1] / package
+        shutil.copytree(source, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_each_help_needs_nothing_but_the_package(name, installed):
+    command = [sys.executable, "-c", BLOCKER, str(installed), *([name] if name else []), "--help"]
+    result = subprocess.run(command, cwd=installed, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("Usage: pccl")
+
+
+def test_the_simulator_of_an_installed_package_says_what_it_needs(installed):
+    command = [sys.executable, "-c", BLOCKER, str(installed), "sim", "--seeds", "3"]
+    result = subprocess.run(command, cwd=installed, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert "needs a checkout of pccl" in result.stderr

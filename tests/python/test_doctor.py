@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -235,7 +236,7 @@ def test_members_that_can_and_that_cannot_be_dialled(monkeypatch):
         monkeypatch.setattr(top, "diagnose_run", lambda *_, **__: Diagnosis((), (good, bad), (), 5.0))
         found = findings("--master", "127.0.0.1:1")
     assert "members: 2" in found["master"][0].seen
-    assert [one.seen for one in found["member"]] == [f"bad at {bad.address}: connection refused"]
+    assert [one.seen for one in found["member"]] == [f"rank 0 (bad, 00000002) at {bad.address}: connection refused"]
 
 
 def test_a_master_beyond_loopback_without_keys(monkeypatch):
@@ -261,3 +262,15 @@ def test_a_wrong_list_of_masters():
     result = CliRunner().invoke(main, ["doctor", "--master", "nowhere"])
     assert result.exit_code == 2
     assert "--master" in result.output
+
+
+@pytest.mark.parametrize(("days", "words"), [(-365, "365 days behind"), (365, "365 days ahead")])
+def test_a_clock_that_is_a_year_off(days, words, monkeypatch):
+    """By the files of the package, and by the hardware clock, which alone tells of a clock that is ahead."""
+    now = time.time()
+    monkeypatch.setattr(doctor.time, "time", lambda: now + days * 86400)
+    if days > 0:
+        monkeypatch.setattr(doctor, "_times", lambda: iter([("the hardware clock rtc0", now, True)]))
+    (found,) = findings()["clock"]
+    assert found.verdict == "problem"
+    assert words in found.seen, found.seen

@@ -57,6 +57,8 @@ VALUES = {
         "TIMED_OUT": 13,
         "CANCELLED": 14,
         "LEFT": 15,
+        "STATE_DIFFERS": 16,
+        "STATE_LOST": 17,
     },
 }
 

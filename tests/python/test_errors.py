@@ -171,3 +171,16 @@ def test_errors_name_the_call_that_the_program_has_made():
         for name, call in calls.items():
             with pytest.raises(pccl.UsageError, match=f"^{name}: the communicator is not connected"):
                 call()
+
+
+def test_the_codes_of_state_errors_say_what_their_texts_say():
+    assert str(pccl.ParityError("b differs")) == "check_parity: b differs (STATE_DIFFERS)"
+    assert str(pccl.StateLostError("the state is lost")) == "restore: the state is lost (STATE_LOST)"
+
+
+def test_a_failed_connect_says_so_once():
+    with pytest.raises(pccl.ConnectError) as caught:
+        pccl.Communicator("127.0.0.1:1").connect(1)
+    text = str(caught.value)
+    assert text.startswith("connect: Failed to connect to the master node (is it running?) at 127.0.0.1:1: "), text
+    assert "cannot connect" not in text

@@ -338,12 +338,12 @@ def test_an_operation_takes_the_others_no_less_than_they_wait_for_a_straggler():
     run.late(2, 0.09)
     for member in run.members:
         member["op_seconds"] = OPS * 0.008
-    run.members[2]["name"] = "host-c"
+    run.members[2].update(name="host-c", rank=2)
     ((_, findings, _),) = [run.find()]
     assert findings[0].cost == 1
     assert findings[0].text == (
-        "peer host-c (03000000, place 2 of the ring) computes for longer: it starts operations 90.0 ms after the next-latest "
-        "member, 100 % of the 90.0 ms that an operation takes the others"
+        "peer host-c (03000000, rank 2, place 2 of the ring) computes for longer: it starts operations 90.0 ms after the "
+        "next-latest member, 100 % of the 90.0 ms that an operation takes the others"
     )
 
 

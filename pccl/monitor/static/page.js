@@ -47,7 +47,7 @@ function memberOf(event) {
   const open = member.spans.at(-1);
   if (!open || open[1] !== Infinity) member.spans.push([event.at, Infinity]);
   const renamed = member.name !== event.name;
-  Object.assign(member, { name: event.name, address: event.address, group: event.group });
+  Object.assign(member, { name: event.name, address: event.address, group: event.group, rank: event.rank });
   if (renamed) run.domain = commonEnd([...run.members.values()].map((one) => one.name).filter(Boolean));
 }
 
@@ -152,7 +152,8 @@ function brief(id, most) {
   const { name } = run.members.get(id), letters = [...(name ? name.slice(0, name.length - run.domain.length) || name : id)];
   return letters.length <= most ? letters.join("") : [...letters.slice(0, (most >> 1) - 1), "…", ...letters.slice(-(most - (most >> 1)))].join("");
 }
-const label = (id) => { const name = run.members.get(id)?.name; return name ? `${name} (${id})` : id; };
+const rankOf = (id) => { const rank = run.members.get(id)?.rank; return rank === undefined ? "" : `rank ${rank}`; }; // older files have none
+const label = (id) => { const name = run.members.get(id)?.name; return name ? `${name} (${[id, rankOf(id)].filter(Boolean).join(", ")})` : id; };
 
 // ---- numbers and times as text ----
 
@@ -277,9 +278,9 @@ function drawMembers(at, members, findings) {
   $("members").replaceChildren(row(head, "th"), ...members.map(([id, member]) => {
     const v = valuesAt(member, at) ?? new Array(8).fill(0);
     const share = (value) => `${Math.round(100 * value)}%`;
-    const made = row([id, member.name && brief(id, NAME_MOST.table), digits(v[0]), digits(v[1]), share(v[2]), v[3], digits(v[4]), digits(v[5]), digits(v[6]), share(v[7])], "td");
+    const made = row([id, member.name && `${brief(id, NAME_MOST.table)} ${member.rank ?? ""}`.trim(), digits(v[0]), digits(v[1]), share(v[2]), v[3], digits(v[4]), digits(v[5]), digits(v[6]), share(v[7])], "td");
     made.className = findings.some((one) => one.member === id || one.other === id) ? "named" : "";
-    made.title = [member.name, member.address].filter(Boolean).join(" at ");
+    made.title = [[rankOf(id), member.name].filter(Boolean).join(", "), member.address].filter(Boolean).join(" at ");
     const state = stateOf(id, member, at);
     if (synced) Object.assign(made.insertBefore(document.createElement("td"), made.children[2]), { textContent: state.text, title: state.why, className: state.why ? "differs" : "" });
     made.dataset.member = id;
