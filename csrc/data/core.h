@@ -74,6 +74,7 @@ struct engine {
     struct pool *pool;
     struct rendezvous *rendezvous; // of data/slots; thread; NULL: memory is shared with nobody. Its address is its tag
     int64_t claims_ns;             // thread: when slots are claimed again; INT64_MAX: no claim has failed
+    struct log_limit claims_log;   // of the control thread
     struct backup_cache backups;
     struct op_stats op_stats;
 

@@ -242,6 +242,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     if (engine == NULL) return NULL;
     engine->self = *self;
     engine->claims_ns = INT64_MAX;
+    engine->claims_log = (struct log_limit){.lines = 8, .seconds = 10};
     engine->callbacks = *callbacks;
     struct op_driver driver = engine_driver(engine);
     call_table_init(&engine->call_table, &driver, algorithm_work_bytes());
@@ -364,7 +365,8 @@ uint64_t engine_add_link(struct engine *engine, const struct wire_id *id, uint32
     if (from_elsewhere) label = neighbour_label(neighbour_find(engine->lanes, id));
     engine_unlock(engine);
     if (from_elsewhere)
-        LOG(LOG_WARN, "refused a connection that claims to be %s: its link is up, from another address", label.chars);
+        LOG_LIMITED(&engine->claims_log, LOG_WARN,
+                    "refused a connection that claims to be %s: its link is up, from another address", label.chars);
     if (serial == 0) transport_free(stream);
     return serial;
 }

@@ -6,39 +6,48 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/platform.h"
 
 // In memory that core dumps leave out. OpenSSL has the private key while it signs.
 struct ed25519 {
     uint8_t public_key[ED25519_KEY], private_key[ED25519_KEY];
 };
 
-// Takes the pair.
-static struct ed25519 *with_pair(EVP_PKEY *pair) {
-    struct ed25519 *key = pair == NULL ? NULL : memory_secret_new(sizeof *key);
-    size_t public_room = ED25519_KEY, private_room = ED25519_KEY;
-    bool good = key != NULL && EVP_PKEY_get_raw_public_key(pair, key->public_key, &public_room) == 1 &&
-                EVP_PKEY_get_raw_private_key(pair, key->private_key, &private_room) == 1 &&
-                public_room == ED25519_KEY && private_room == ED25519_KEY;
+static EVP_PKEY *pair_of(const struct ed25519 *key) {
+    return EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, key->private_key, ED25519_KEY);
+}
+
+// Takes a key without its public half. NULL is allowed.
+static struct ed25519 *complete(struct ed25519 *key) {
+    size_t room = ED25519_KEY;
+    EVP_PKEY *pair = key == NULL ? NULL : pair_of(key);
+    bool good = pair != NULL && EVP_PKEY_get_raw_public_key(pair, key->public_key, &room) == 1 && room == ED25519_KEY;
     EVP_PKEY_free(pair);
     if (good) return key;
     ed25519_free(key);
     return NULL;
 }
 
-static EVP_PKEY *pair_of(const uint8_t private_key[ED25519_KEY]) {
-    return EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, private_key, ED25519_KEY);
+struct ed25519 *ed25519_new(void) {
+    struct ed25519 *key = memory_secret_new(sizeof *key);
+    bool random = key != NULL && platform_random(key->private_key, ED25519_KEY);
+    if (random) return complete(key);
+    ed25519_free(key);
+    return NULL;
 }
 
-struct ed25519 *ed25519_new(void) { return with_pair(EVP_PKEY_Q_keygen(NULL, NULL, "ED25519")); }
-
-struct ed25519 *ed25519_from_private(const uint8_t private_key[ED25519_KEY]) { return with_pair(pair_of(private_key)); }
+struct ed25519 *ed25519_from_private(const uint8_t private_key[ED25519_KEY]) {
+    struct ed25519 *key = memory_secret_new(sizeof *key);
+    if (key != NULL) memcpy(key->private_key, private_key, ED25519_KEY);
+    return complete(key);
+}
 
 void ed25519_free(struct ed25519 *key) { memory_secret_free(key, sizeof *key); }
 
 const uint8_t *ed25519_public(const struct ed25519 *key) { return key->public_key; }
 
 bool ed25519_sign(const struct ed25519 *key, const void *bytes, size_t length, uint8_t signature[ED25519_SIGNATURE]) {
-    EVP_PKEY *pair = pair_of(key->private_key);
+    EVP_PKEY *pair = pair_of(key);
     EVP_MD_CTX *context = EVP_MD_CTX_new();
     size_t room = ED25519_SIGNATURE;
     bool done = pair != NULL && context != NULL && EVP_DigestSignInit(context, NULL, NULL, NULL, pair) == 1 &&

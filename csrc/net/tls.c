@@ -97,6 +97,7 @@ static bool set_up(SSL_CTX *ssl, bool has_secrets) {
     SSL_CTX_set_mode(ssl, SSL_MODE_RELEASE_BUFFERS); // a master may have a thousand streams, most of them quiet
     SSL_CTX_set_session_cache_mode(ssl, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_msg_callback(ssl, tls_count_record);
+    SSL_CTX_set_max_cert_list(ssl, TLS_CHAIN_BYTES);
     if (has_secrets) SSL_CTX_set_psk_find_session_callback(ssl, find_session);
     if (has_secrets) SSL_CTX_set_psk_use_session_callback(ssl, use_session);
     return SSL_CTX_set_min_proto_version(ssl, TLS1_3_VERSION) == 1 &&

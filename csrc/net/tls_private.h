@@ -15,6 +15,7 @@ enum {
     TLS_OUT_BYTES = TLS_RECORD_BYTES + 2048,
     TLS_TURN_BYTES = 4 * TLS_RECORD_BYTES,          // with the lock held
     TLS_BATCH_BYTES = TLS_TURN_BYTES + 1024 + 2048, // of the records of a turn, and what follows them
+    TLS_CHAIN_BYTES = 32 * 1024,                    // of the other side's certificates, which take time to verify
     TLS_PROOF_BYTES = 8 + ED25519_KEY + ED25519_SIGNATURE,
     TLS_REASON_BYTES = KEYS_REASON_BYTES,
 };

@@ -205,6 +205,7 @@ bool sync_begin(struct engine *engine, struct content *content, int64_t stall_ns
     sync->engine = engine;
     sync->content = content;
     sync->stall_ns = stall_ns;
+    sync->log = (struct log_limit){.lines = 8, .seconds = 10};
     sync->packs = leaf_packing_available();
     bool open = service_open(engine, &sync->service);
     if (open)

@@ -54,6 +54,7 @@ struct sync {
     struct engine *engine;
     struct content *content;
     int64_t stall_ns, tick_at, told_at;
+    struct log_limit log; // of what donors do
     enum phase phase;
     struct wire_sync_plan *plan; // set under the lock; begun by the thread
     bool begun;

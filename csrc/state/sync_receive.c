@@ -210,7 +210,7 @@ static bool take_hashes(struct sync *sync, struct incoming *in) {
         begin_leaves(sync);
         return true;
     }
-    LOG(LOG_WARN, "shared state: a donor sent leaf hashes that do not match the elected content");
+    LOG_LIMITED(&sync->log, LOG_WARN, "shared state: a donor sent leaf hashes that do not match the elected content");
     sync->hashes_bad[sync->hash_donor]++;
     next_hash_donor(sync);
     return true;
@@ -403,8 +403,8 @@ static void take_result(struct sync *sync, const struct leaf_job *job) {
     switch (job->result) {
     case LEAF_RIGHT: keep_leaf(sync, job); break;
     case LEAF_WRONG:
-        LOG(LOG_WARN, "shared state: leaf %llu does not match its hash and is fetched again",
-            (unsigned long long)job->leaf);
+        LOG_LIMITED(&sync->log, LOG_WARN, "shared state: leaf %llu does not match its hash and is fetched again",
+                    (unsigned long long)job->leaf);
         delta_wrong(sync->delta, job->leaf, job->donor);
         delta_lost(sync->delta, job->leaf);
         break;
