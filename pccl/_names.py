@@ -88,7 +88,9 @@ def with_ranks(text: str, members: Sequence[UUID], names: Mapping[UUID, str]) ->
         if names.get(member):
             text = text.replace(f"peer {names[member]} ({digits}", f"rank {rank} ({names[member]}, {digits}")
         text = text.replace(f"peer {digits}", f"rank {rank}")
-    return re.sub(r" \(rank \d+, join \d+\)|, rank \d+, join \d+(?=\))", "", text)  # those in the run
+        text = re.sub(rf"(?<={digits}), rank \d+(, join \d+)?(?=\))", "", text)  # that in the run
+        text = re.sub(rf"(?<=rank {rank}) \(rank \d+(, join \d+)?\)", "", text)
+    return text
 
 
 def with_names(text: str, labels: Mapping[int, str]) -> str:

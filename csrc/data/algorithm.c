@@ -55,13 +55,6 @@ void algorithm_offer(struct engine *engine, const struct op *op, struct neighbou
     lanes_signal(to, WIRE_READY, &head, NULL);
 }
 
-bool algorithm_waits_for_next(const struct op *op, char *out, size_t capacity) {
-    const struct moving *moving = op->work;
-    if (moving->next_ready) return false;
-    snprintf(out, capacity, "%s has not started it", neighbour_label(algorithm_successor(op)).chars);
-    return true;
-}
-
 bool algorithm_may_use(struct engine *engine, const struct lane *lane) {
     if (lane->index > 0) return lane_is_for_bulk(lane);
     engine_lock(engine);

@@ -37,8 +37,6 @@ struct algorithm {
                    const struct wire_head *head, struct block *block);
     // Releases what the op holds: nothing of it is sent or received any more.
     void (*release)(struct engine *engine, struct op *op);
-    // Writes what the operation waits for. Returns false if that is not known here. May be NULL.
-    bool (*waits_for)(const struct op *op, char *out, size_t capacity);
     // Returns true if the member at this place is to report that it has begun the op, and has not. NULL: the successor
     // alone reports that, and algorithm_signal notes it.
     bool (*misses)(const struct op *op, uint32_t place);
@@ -112,8 +110,6 @@ bool algorithm_take(struct engine *engine, struct ranges *ranges, uint64_t begin
 void algorithm_offer(struct engine *engine, const struct op *op, struct neighbour *to, struct wire_ready ready);
 // Returns whether the participant at this place is missed: it is to report here that it has begun, and has not.
 bool algorithm_misses(const struct op *op, uint32_t place);
-// Implements `waits_for` for algorithms that need the successor alone.
-bool algorithm_waits_for_next(const struct op *op, char *out, size_t capacity);
 // Returns whether bulk goes this way (lane_is_for_bulk). Lock not held.
 bool algorithm_may_use(struct engine *engine, const struct lane *lane);
 // Returns a frame for so many bytes of elements; the caller sets its payload. NULL: memory was refused.

@@ -20,6 +20,7 @@
 #include "device/device.h"
 
 enum {
+    TOLD = 3,              // members, in one text
     TELL_FIRST_MS = 10000, // of a wait in which nothing moves; then again after twice as long
     TELL_MOST_MS = 600000
 };
@@ -296,14 +297,44 @@ static bool settle(struct engine *engine, struct op *op) {
     return !lost;
 }
 
+// Names a participant, with the rank that it has in the epoch of the op: by join numbers.
+static struct peer_label label_of(const struct op *op, uint32_t place) {
+    const struct neighbour *peer = algorithm_peer(op, place);
+    const struct epoch_ring *ring = &op->team->epoch->ring;
+    const struct wire_member *self = &ring->members[0];
+    uint32_t rank = 0;
+    char text[32];
+    for (uint32_t i = 0; i < ring->count; i++)
+        if (wire_id_equal(&ring->members[i].id, &peer->id)) self = &ring->members[i];
+    for (uint32_t i = 0; i < ring->count; i++) rank += ring->members[i].join_number < self->join_number;
+    snprintf(text, sizeof text, "rank %u", rank);
+    return peer_label_with(&peer->id, &peer->name, text);
+}
+
+// False: nobody is missed.
+static bool say_missing(const struct op *op, char *out, size_t capacity) {
+    char names[TOLD * PEER_LABEL_BYTES] = "";
+    uint32_t missing = 0;
+    size_t at = 0;
+    for (uint32_t place = 0; place < op->team->count; place++)
+        if (algorithm_misses(op, place) && missing++ < TOLD)
+            at +=
+                (size_t)snprintf(names + at, sizeof names - at, "%s%s", at > 0 ? ", " : "", label_of(op, place).chars);
+    if (op->algorithm == PLAN_SMALL)
+        snprintf(out, capacity, "%u of %u members have sent nothing for it: %s%s", missing, op->team->count, names,
+                 missing > TOLD ? ", ..." : "");
+    else
+        snprintf(out, capacity, "%s%s not started it", names, missing > 1 ? " have" : " has");
+    return missing > 0;
+}
+
 // In words, for a caller that has waited long. Only what is known here is told; others may be waiting, too.
 static void say_what_for(const struct op *op, char *out, size_t capacity) {
-    const struct algorithm *algorithm = algorithm_of(op);
     if (op->phase == OP_WAITING || op->frozen)
         snprintf(out, capacity, "links to the members are being opened, or a new master is being sought");
     else if (op->phase == OP_COMPLETE)
         snprintf(out, capacity, "it is complete on this peer; other members have not completed it");
-    else if (op->phase != OP_RUNNING || algorithm->waits_for == NULL || !algorithm->waits_for(op, out, capacity))
+    else if (op->phase != OP_RUNNING || !say_missing(op, out, capacity))
         snprintf(out, capacity, "other members have not sent their part, or are waiting for others");
 }
 

@@ -93,7 +93,7 @@ static void describe_op(char *out, size_t capacity, const struct wire_wait *wait
     const char *name = wait->kind == PLAN_SEND ? "send or recv"
                        : collective == NULL    ? "an operation"
                                                : collective->name;
-    if (wait->name.tag >> 56 == 0)
+    if (wait->name.tag >> 32 == 0)
         snprintf(out, capacity, "%s with tag %llu", name, (unsigned long long)wait->name.tag);
     else
         snprintf(out, capacity, "%s", name);

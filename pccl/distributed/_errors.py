@@ -27,8 +27,8 @@ CLOSED_BY_PEER = "Connection closed by peer"
 """gloo's words for a loss, which programs and torchft look for."""
 
 
-_TAG = re.compile(r"^tag \d+: ")
-"""What errors of the core begin with. The program has not chosen the tag."""
+_TAG = re.compile(r"^tag \d+: | with tag \d+")
+"""What errors of the core name. The program has not chosen the tag."""
 
 _BARRIER = "called barrier"
 """The master's description of a barrier; a member that refuses its arguments also launches one."""

@@ -40,8 +40,8 @@ def test_a_newcomer_is_told_whose_update_it_waits_for(tmp_path):
 @pytest.mark.parametrize(
     ("count", "why"),
     [
-        (10, r"1 of 2 members have sent nothing for it: peer \S+ \(\w{8}\)"),
-        (4_000_000, r"(peer \S+ \(\w{8}\) has not started it|other members have not sent)"),
+        (10, r"1 of 2 members have sent nothing for it: peer \S+ \(\w{8}, rank \d\)"),
+        (4_000_000, r"(peer \S+ \(\w{8}, rank \d\) has not started it|other members have not sent)"),
     ],
 )
 def test_a_peer_in_an_op_that_another_one_does_not_begin(tmp_path, count, why):

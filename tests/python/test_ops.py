@@ -350,7 +350,7 @@ def test_a_reduce_after_others_that_fails_leaves_the_input(pair):
 def test_a_timeout_names_the_members_from_whom_nothing_has_come(pair):
     first, second = pair
     array = np.ones(100)
-    missing = r"1 of 2 members have sent nothing for it: peer \S+ \(\w{8}\); "
+    missing = r"1 of 2 members have sent nothing for it: peer \S+ \(\w{8}, rank \d\); "
     with pytest.raises(pccl.PCCLTimeoutError, match=missing + "the call stays in flight; repeat it"):
         first.all_reduce(array, op=ReduceOp.SUM, tag=7, timeout=0.2)
     handle = launch(first, 8)

@@ -116,7 +116,6 @@ const struct algorithm broadcast_algorithm = {
     .begin = broadcast_begin,
     .signal = broadcast_take_signal,
     .release = broadcast_release,
-    .waits_for = algorithm_waits_for_next,
     .misses = broadcast_misses,
     .locate = broadcast_locate,
     .arrived = broadcast_arrived,

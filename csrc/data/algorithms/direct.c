@@ -20,7 +20,6 @@
 #include "device/device.h"
 
 enum {
-    NAMES = 4,             // told of those that are waited for
     PART_BYTES = 64 * 1024 // that fit a cache together with what they are made of
 };
 
@@ -329,23 +328,6 @@ static bool direct_take_signal(struct engine *engine, struct op *op, struct neig
     return true;
 }
 
-static bool direct_waits_for(const struct op *op, char *out, size_t capacity) {
-    const struct direct *direct = op->work;
-    const struct team *now = op->team;
-    uint32_t missing = 0;
-    size_t at = 0;
-    char names[NAMES * PEER_LABEL_BYTES] = "";
-    if (direct->parts == NULL || op->contributors != now->count) return false;
-    for (uint32_t i = 0; i < now->count; i++) {
-        if (i == now->place || direct->parts[i].block != NULL || missing++ >= NAMES) continue;
-        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at > 0 ? ", " : "",
-                               neighbour_label(algorithm_peer(op, i)).chars);
-    }
-    snprintf(out, capacity, "%u of %u members have sent nothing for it: %s%s", missing, now->count, names,
-             missing > NAMES ? ", ..." : "");
-    return true;
-}
-
 static bool direct_misses(const struct op *op, uint32_t place) {
     const struct direct *direct = op->work;
     return direct->parts != NULL && direct->parts[place].block == NULL;
@@ -358,6 +340,5 @@ const struct algorithm direct_algorithm = {
     .begin = direct_begin,
     .signal = direct_take_signal,
     .release = direct_release,
-    .waits_for = direct_waits_for,
     .misses = direct_misses,
 };

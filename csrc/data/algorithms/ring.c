@@ -477,7 +477,6 @@ const struct algorithm ring_algorithm = {
     .begin = ring_begin,
     .signal = ring_take_signal,
     .release = ring_release,
-    .waits_for = algorithm_waits_for_next,
     .locate = ring_locate,
     .arrived = ring_arrived,
     .next = ring_next,

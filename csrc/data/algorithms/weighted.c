@@ -254,15 +254,6 @@ static bool weighted_misses(const struct op *op, uint32_t place) {
     return s->others != NULL && !s->others[place].begun;
 }
 
-static bool weighted_waits_for(const struct op *op, char *out, size_t capacity) {
-    for (uint32_t i = 0; i < op->team->count; i++) {
-        if (i == op->team->place || !weighted_misses(op, i)) continue;
-        snprintf(out, capacity, "%s has not started it", neighbour_label(algorithm_peer(op, i)).chars);
-        return true;
-    }
-    return false;
-}
-
 // ---- what comes ----
 static uint8_t *input_bytes(const struct op *op, const struct part *part, uint32_t from) {
     struct block *block = part->inputs[from];
@@ -482,7 +473,6 @@ const struct algorithm weighted_algorithm = {
     .begin = weighted_begin,
     .signal = weighted_take_signal,
     .release = weighted_release,
-    .waits_for = weighted_waits_for,
     .misses = weighted_misses,
     .locate = weighted_locate,
     .arrived = weighted_arrived,
