@@ -130,12 +130,17 @@ class Communicator(NamedCollectives):
         `progress` is called about ten times a second while it takes its time. INVALID_ARGUMENT: a tensor was replaced since.
         After an error the revision is as before; tensors that were to be received are unspecified, all others unchanged.
         Waits first for snapshots of this communicator that are under way.
+
+        ValueError: a state `from_module` differs from that of other peers in its model, optimizer or extra values, in the first
+        sync on all alike, and later at a newcomer, which is closed then.
         """
         require_kind("shared_state", shared_state, SharedState)
         require_kind("strategy", strategy, SharedStateSyncStrategy)
         name = "pcclSynchronizeSharedState"
         deadline = Deadline(timeout)
         self._settle_snapshots(deadline)
+        if shared_state._terms is not None:
+            _meeting().meet(self, shared_state, shared_state._terms(), deadline.remaining())
         with self._alone(name):
             key = (name, id(shared_state), strategy)
             keep = (shared_state, shared_state.revision)
@@ -579,6 +584,11 @@ class Communicator(NamedCollectives):
 def _snapshots() -> Any:
     """What needs torch, and is above this module."""
     return importlib.import_module("pccl.state._snapshots.tensors")
+
+
+def _meeting() -> Any:
+    """What needs torch, and is above this module."""
+    return importlib.import_module("pccl.state._meeting")
 
 
 def _parity() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -62,6 +63,7 @@ class SharedState:
         self._scalars: list[Scalar] = []
         self._checks: list[Callable[[], str | None]] = []
         self._loaded: int | None = None
+        self._terms: Callable[[], Any] | None = None  # what peers need alike beside the entries
         self.extra: MutableMapping[str, Any] = {}
         """What `from_module` was given as `extra`, by name. Numbers are read and written here."""
 
@@ -82,7 +84,7 @@ class SharedState:
         bools, by name. Numbers are used through `state.extra`: `state.extra["step"] += 1`. An int stays one: give what is to
         take fractions as a float.
         """
-        from pccl.state._module import Collector  # torch is not imported before it is needed
+        from pccl.state._module import Collector, terms_of_state  # torch is not imported before it is needed
 
         collector = Collector()
         collector.add_module(module)
@@ -95,6 +97,7 @@ class SharedState:
         made._scalars = collector.scalars
         made._checks = collector.checks
         made.extra = collector.extra
+        made._terms = functools.partial(terms_of_state, module, optimizer, collector.extra, rng_state=rng_state)
         return made
 
     @property

@@ -556,8 +556,9 @@ class Trainer(ABC):
         collectors = [outer.optimizer_entries(prefix) for prefix, outer, _ in parts]
         own += [info for one in collectors for info in one.infos]
         self._outer_state = SharedState(own)
-        self._outer_state.mark_restored()  # all of it is new, but its memory may be that of an earlier, interrupted sync
         self._shared = SharedState([*own, *self.state.entries()])
+        numbers = [one for one in self.state.entries() if one.name.removeprefix("state/") in self.state._shared._kinds]
+        SharedState([*own, *numbers]).mark_restored()  # all are new, but their memory may be that of an interrupted sync
         for state in (self._outer_state, self._shared):
             state._scalars = [scalar for one in collectors for scalar in one.scalars]
             state._checks = [check for one in collectors for check in one.checks]

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,12 @@ from pccl._communicator import Communicator
 from pccl._enums import Attribute
 from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError, reason_of
 from pccl._membership import NEWCOMERS_ONLY
-from pccl._names import label_in
 from pccl._state import SharedState, SharedStateSyncInfo
 from pccl.diloco._average import START_TAG, exchange
 from pccl.diloco._state import Welcome, digest
 from pccl.state import Entries, Start, decode
-from pccl.state._agreement import Terms, require_alike
-from pccl.state._snapshots.talk import Talk
+from pccl.state._agreement import Terms
+from pccl.state._meeting import require_alike_peers, told_of
 from pccl.state._start import broadcast_bytes, highest, standing, start_of
 
 ATTEMPTS = 20
@@ -222,13 +221,11 @@ class Membership:
         for _ in range(ATTEMPTS):
             step = int(self._outer_step) if self._has_state else 0
             terms = self._terms()
-            digests = terms.digests()
-            own = [standing(step, begun=self._begun), self._revision, *digests, *(~one for one in digests)]
-            told = highest(self._comm, own, tag=START_TAG)
+            told = highest(self._comm, [standing(step, begun=self._begun), self._revision, *told_of(terms)], tag=START_TAG)
             start, revision = start_of(told[0]), told[1]
-            rows = [told[2:4], [~one for one in told[4:]]]
+            fresh = not start.begun and not start.step
             try:
-                self._require_alike(terms, rows, fresh=not start.begun and not start.step)
+                require_alike_peers("DiLoCo", self._comm, terms, told[2:], known=self._begun, fresh=fresh)
             except PeerLostError as error:
                 failure = error
                 continue
@@ -249,16 +246,6 @@ class Membership:
             self._bring_up_to_date(gives)
             return info
         raise _no_state(failure) from failure
-
-    def _require_alike(self, terms: Terms, rows: Sequence[Sequence[int]], *, fresh: bool) -> None:
-        """TermsError, on all alike where a run begins and else at a joiner: members differ. `rows`: each digest's extremes."""
-        if rows[0][: 1 + fresh] == rows[1][: 1 + fresh]:
-            return
-        here = self._comm._snapshot
-        talk = Talk(self._comm, here, here.index(self._comm.uuid), "DiLoCo", None)
-        who = label_in(self._comm, talk.own)
-        known = [place for place, (begun,) in enumerate(talk.gather([self._begun])) if begun]
-        require_alike("DiLoCo", terms, rows, talk.gather_bytes, who, talk.own, known=known, fresh=fresh)
 
     def _bring_up_to_date(self, gives: bool) -> None:
         """Passes on what is not shared. Of the members who can give it the longest-standing does; if it dies, the next one."""

@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pccl.state._agreement import Terms, joined, terms_of_model, terms_of_optimizers
-from pccl.state._entries import COMPILED, Entries, resize
-from pccl.state._module import require_same_names
+from pccl.state._entries import COMPILED, Entries
 from pccl.state._objects import extra_states, groups_of, load_extra_states, load_groups
 
 SMALL = 16
@@ -56,7 +55,6 @@ class Training:
     def outline(self) -> dict[str, Any]:
         """What a newcomer needs in order to make the members' `entries`, and the small values beside them."""
         return {
-            "parameters": Entries(self._parameters()).layout(),
             "trained": {name: parameter.requires_grad for name, parameter in self._parameters().items()},
             "optimizers": outlines(self.optimizers, SMALL),
         }
@@ -64,7 +62,6 @@ class Training:
     def take_outline(self, outline: dict[str, Any]) -> None:
         """At a newcomer: sets what is there by value, and makes room for the rest. ValueError: its training is another one."""
         parameters = self._parameters()
-        Entries(parameters).take_layout(outline["parameters"])
         for name, trained in outline["trained"].items():  # the members have unfrozen layers since
             parameters[name].requires_grad_(trained)
         take_outlines(self.optimizers, outline["optimizers"])
@@ -93,14 +90,9 @@ class Training:
     def take_own(self, told: dict[str, Any]) -> None:
         """At a newcomer: loads what `own` returned at a member. ValueError: its model is another one."""
         buffers = {name.replace(COMPILED, ""): buffer for name, buffer in self.model.named_buffers()}
-        require_same_names(buffers, told["buffers"], "buffer")
+        Entries(buffers).take_layout(Entries(told["buffers"]).layout())
         for name, buffer in buffers.items():
-            other, label = told["buffers"][name], f"buffer {name!r}"
-            if buffer.dtype != other.dtype:
-                raise ValueError(f"{label} is {buffer.dtype} here, and {other.dtype} on the other members")
-            if buffer.shape != other.shape:
-                resize(buffer, other.shape, label)
-            buffer.copy_(other)
+            buffer.copy_(told["buffers"][name])
         load_extra_states(self.model, told["extra"])
 
     # ---- checkpoints ----

@@ -11,6 +11,7 @@ import torch
 from pccl._errors import ArgumentError
 from pccl._tensors import is_numpy_array, is_torch_tensor
 from pccl._types import TensorInfo
+from pccl.state._agreement import Terms, joined, layout_of, terms_of_model, terms_of_optimizers
 
 MAKE_ANEW = "make a new SharedState with the revision of this one"
 
@@ -270,6 +271,15 @@ class Collector:
             raise TypeError(f"extra must be a dict of values by name, not {type(extra).__name__}")
         for name, value in extra.items():
             self._add(f"extra/{name}", self.extra.add(name, value))
+
+
+def terms_of_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, extra: Extra, *, rng_state: bool) -> Terms:
+    """What peers need alike of what `SharedState.from_module` is given."""
+    parameters = dict(module.named_parameters())
+    names = {parameter: name for name, parameter in parameters.items()}
+    kinds = {f"extra {name!r}": extra._kinds[name].__name__ if name in extra._kinds else layout_of(extra[name]) for name in extra}
+    of_optimizer = terms_of_optimizers([] if optimizer is None else [optimizer], names)
+    return joined([Terms({"rng_state": rng_state, **kinds}, {}), terms_of_model(module, parameters), of_optimizer])
 
 
 def require_same_names(own: Mapping[str, Any], told: Mapping[str, Any], what: str) -> None:

@@ -76,7 +76,11 @@ def start_of(highest: int) -> Start:
 def highest(comm: Communicator, numbers: Sequence[int], *, tag: int, timeout: float | None = None) -> list[int]:
     """Returns the highest of each number over the members who live, the same on all of them."""
     values = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-    with contextlib.suppress(TooFewPeersError):  # alone
-        comm.all_reduce(values, op=ReduceOp.MAX, tag=tag, retry=True, timeout=timeout)
+    raise_to_highest(comm, tag, values, timeout)
     found: list[int] = values.tolist()
     return found
+
+
+def raise_to_highest(comm: Communicator, tag: int, values: torch.Tensor, timeout: float | None) -> None:
+    with contextlib.suppress(TooFewPeersError):  # alone
+        comm.all_reduce(values, op=ReduceOp.MAX, tag=tag, retry=True, timeout=timeout)

@@ -13,11 +13,14 @@ import numpy as np
 import torch
 
 from pccl._errors import CallAgainError, PeerLostError, StateLostError, TooFewPeersError
+from pccl._names import label_in
 from pccl._tensors import is_expanded
+from pccl.state._agreement import Terms, require_alike
 from pccl.state._snapshots.boxes import Box, ShardMap, own_name, part_of, whole_number
 from pccl.state._snapshots.config import Restored, Snapshots
 from pccl.state._snapshots.restore import ATTEMPTS, STEP_MAX, DamagedError
 from pccl.state._snapshots.snapshot import Contribution
+from pccl.state._snapshots.talk import Talk
 from pccl.state._snapshots.vault import Opened, Vault, drop_vault, vault_of, whole_slice
 
 if TYPE_CHECKING:
@@ -51,10 +54,10 @@ def snapshot(
     with vault.taking.call(comm, "snapshot", f"of step {step}") as journal:
         numbers = torch.tensor([wanted, wanted * wanted], device="cpu")
         members, sums = journal.step(functools.partial(_living, comm), numbers, timeout)
-        if len(members) * sums[1] != sums[0] * sums[0]:  # by Cauchy and Schwarz equal for equal numbers only
-            text = f"the members give different copies or codes, of which this one's are {vault.snapshots}"
-            raise ValueError(f"snapshot: {text}; pass the same Snapshots on all")
         own = members.index(comm.uuid)
+        if len(members) * sums[1] != sums[0] * sums[0]:  # by Cauchy and Schwarz equal for equal numbers only
+            talk, terms = Talk(comm, members, own, "settings", timeout), Terms({"copies or code of Snapshots": redundancy}, {})
+            require_alike("snapshot", terms, [[0], [1]], talk.gather_bytes, label_in(comm, comm.rank), own)
         job = journal.once(lambda: vault.begin(Contribution(step, tensors, known, b"", members, own, problem)))
         journal.release()  # the others have what they need of this call
         job.copied.wait()

@@ -75,7 +75,7 @@ ALWAYS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "fragments": (
         {"kind": StreamingDiLoCo, "fragments": 2},
         {"kind": StreamingDiLoCo, "fragments": ["1", "0"]},
-        "fragment of 0.weight is fragment 0/ at A and fragment 1/ at B",
+        r"fragment of \d\.\w+ is fragment 0/ at A and fragment 1/ at B",
     ),
     "outer optimizer": ({}, {"outer_optimizer": momentum(0.9)}, "number of outer optimizers is 0 at A and 1 at B"),
     "samples": ({"sampler": {}}, {"sampler": {"seed": 7}}, "seed of value 'data' is 0 at A and 7 at B"),
