@@ -14,7 +14,7 @@ from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Sum
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import STEP_MAX, Held, Source, choose, is_whole
-from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, PLACE_MAX, Layout
+from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, MEMBERS_OF_RUN, PLACE_MAX, Layout
 from pccl.state._snapshots.stock import layouts_from
 
 _log = logging.getLogger("pccl.distributed")
@@ -65,7 +65,8 @@ def tree_of(told: Told, infos: Sequence[Any]) -> dict[str, Any]:
 
 def told_of(tree: Any) -> Told:
     """Raises any error for a tree that is malformed."""
-    members, version = tuple(tree["members"]), tuple(whole_number(one, STEP_MAX, -STEP_MAX) for one in tree["version"])
+    members = tuple(list_of(tree["members"], MEMBERS_OF_RUN))
+    version = tuple(whole_number(one, STEP_MAX, -STEP_MAX) for one in tree["version"])
     if len(set(members)) != len(members) or not all(type(one) is UUID for one in members):
         raise ValueError("its members are not a list of uuids")
     return Told(

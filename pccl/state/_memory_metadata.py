@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from pccl.state._tree import TreeError, decode, encode
+from pccl.state._tree import TreeError, decode, encode, require_apart
 
 _LAYOUTS = {str(one): one for one in vars(torch).values() if isinstance(one, torch.layout)}
 _FORMATS = {str(one): one for one in vars(torch).values() if isinstance(one, torch.memory_format)}
@@ -53,9 +53,9 @@ def decode_content(content: bytes) -> Content:
     try:
         metadata = Metadata({str(name): _item(name, one) for name, one in tree["state"].items()})
         metadata.planner_data = tree["planner"]
-        metadata.storage_data = {
-            MetadataIndex(str(fqn), offset, index): str(name) for fqn, offset, index, name in tree["storage"]
-        }
+        places = [MetadataIndex(str(fqn), offset, index) for fqn, offset, index, _ in tree["storage"]]
+        require_apart(places)
+        metadata.storage_data = {place: str(one[3]) for place, one in zip(places, tree["storage"], strict=True)}
         metadata.storage_meta = tree["meta"] and StorageMeta(*tree["meta"])
         if tree["version"] is not None:
             metadata.version = tree["version"]

@@ -316,7 +316,7 @@ class _Reader:
     def collection(self, kind: str, content: Any, depth: int) -> Any:
         items = self.sequence(content, depth)
         if kind in _SETS:
-            _require_apart(items)
+            require_apart(items)
         made = _SEQUENCES[kind](items)
         _require_all(made, items)
         return made
@@ -326,7 +326,7 @@ class _Reader:
             raise TreeError("the state is malformed: a dict is a list of pairs")
         for pair in content:
             self.sequence(pair, depth)
-        _require_apart([key for key, _ in content])
+        require_apart([key for key, _ in content])
         made = dict(content)
         _require_all(made, content)
         return made
@@ -379,7 +379,7 @@ def _require_shape(shape: Any, itemsize: int, path: str = "the state") -> int:
     return int(math.prod(shape)) * itemsize
 
 
-def _require_apart(keys: list[Any]) -> None:
+def require_apart(keys: list[Any]) -> None:
     """TreeError: more than ALIKE keys have the same hash, so that a dict of them would take quadratic time."""
     if len(keys) > 4 * ALIKE:
         hashes = sorted(map(hash, keys))

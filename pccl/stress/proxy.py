@@ -25,6 +25,8 @@ HEADER = struct.Struct("<IHH24x")
 """Of a frame: bytes behind the header, wire version, kind (docs/protocol.md)."""
 HELLO = 1
 HELLO_PORT = HEADER.size + 26
+HELLO_SECONDS = 60.0
+"""For a HELLO to arrive: a copy may be stopped meanwhile."""
 HELLO_MOST = 1 << 16
 """More bytes than a HELLO has."""
 
@@ -167,7 +169,8 @@ class Proxy:
                 await connection.flows.wait()
             await self._loop.sock_connect(connection.ends[1], (HOST, port or self._master_port))
             if port is None:
-                await self._forward_hello(connection, dialer)
+                async with asyncio.timeout(HELLO_SECONDS):
+                    await self._forward_hello(connection, dialer)
             async with asyncio.TaskGroup() as group:
                 for source, target in (connection.ends, connection.ends[::-1]):
                     group.create_task(self._pump(connection, source, target))

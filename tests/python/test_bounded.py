@@ -11,9 +11,12 @@ import time
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,10 +26,17 @@ from pccl._holder import Holder, _send
 from pccl._recording import RecordingError
 from pccl._recording import read as read_recording
 from pccl.distributed._board import BootstrapError, _attempt, _read
+from pccl.distributed._inventory import told_of
 from pccl.monitor.history import LINE_BYTES, Log, read_file
 from pccl.state import TreeError
+from pccl.state._memory_metadata import decode_content
 from pccl.state._snapshots.snapshot import Layout
+from pccl.state._snapshots.talk import Window
+from pccl.state._snapshots.transfer import Transfer, _Message
 from pccl.state._tree import encode
+
+PRIME = (1 << 61) - 1
+"""Python takes numbers modulo this for their hash."""
 
 HEAD = b'{"kind":"pccl-events","format":1}\n'
 
@@ -184,6 +194,36 @@ def ask_without_reading(end: socket.socket) -> None:
             blocked = time.monotonic() + 1.0
         except BlockingIOError:
             assert time.monotonic() < blocked, "the holder waits for this client"
+
+
+def test_many_items_of_a_checkpoint_with_one_hash_are_refused():
+    def of(count: int) -> bytes:
+        offsets = [torch.Size((number >> shift & 3) * PRIME for shift in (0, 2, 4, 6)) for number in range(count)]
+        storage = [["a", offset, None, "b"] for offset in offsets]
+        return bytes(encode({"id": None, "state": {}, "planner": None, "storage": storage, "meta": None, "version": None}))
+
+    assert len(decode_content(of(8)).metadata.storage_data) == 8
+    with pytest.raises(TreeError, match="same hash"):
+        decode_content(of(100))
+
+
+def test_an_inventory_of_more_members_than_a_run_has_is_refused():
+    with pytest.raises(ValueError, match="1024"):
+        told_of({"members": [UUID(int=number * PRIME) for number in range(2000)], "version": []})
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_member_that_has_failed_tells_no_hash(failed):
+    """Zeros stand for the hash that it lacks, and are no hash."""
+    stripe = SimpleNamespace(data=[(1, 0)], parity=[0])
+    told = torch.cat([torch.tensor([failed, 0, 0, 0]).view(torch.uint8), torch.zeros(1, dtype=torch.uint8)])
+    transfer: Any = object.__new__(Transfer)
+    transfer._layout = SimpleNamespace(range_of=lambda *_: (0, 8), placement=SimpleNamespace(stripes=[stripe]))
+    transfer._snapshot = SimpleNamespace(sums={})
+    transfer._talk = SimpleNamespace(recv=lambda _sender, _name, into: into.copy_(told), wait=lambda _op: None)
+    message = _Message(0, 0, 0, 1, 0)
+    assert transfer._receive(message, None, Window(transfer._talk), torch.empty(0)) == (not failed)
+    assert list(transfer._snapshot.sums) == ([] if failed else [1])
 
 
 @pytest.mark.timeout(60)

@@ -199,7 +199,8 @@ class Transfer:
         window.drain()
         head = packed[:numbers].view(torch.int64).tolist()
         blocks = packed[numbers:].bool()
-        self._snapshot.sums[message.sender] = Sum.of_signed(head[_LOW], head[_HIGH])
+        if head[_STATUS] == 0:  # else it has no sum, and sends zeros
+            self._snapshot.sums[message.sender] = Sum.of_signed(head[_LOW], head[_HIGH])
         rows = len(self._layout.placement.stripes[message.stripe].parity)
         columns = len(self._layout.placement.stripes[message.stripe].data)
         factor = factors(rows, columns)[message.row][message.column]
