@@ -246,13 +246,67 @@ class Losses:
         return PeerLostError(name, detail, ranks, tuple(members[rank] for rank in ranks), names)
 
 
+class Asked:
+    """A sum of the program, which may divide it by a size from before a loss. All members know alike which call is one.
+
+    `size` is the size that the caller has asked for before the call; 0: none. `content` is then a copy of `memory`.
+    """
+
+    def __init__(self, size: int, memory: torch.Tensor, content: torch.Tensor | None) -> None:
+        self._size = size
+        self._tensors: tuple[torch.Tensor, torch.Tensor | None] | None = (memory, content)
+        self.stale = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        self.op: CollectiveOp | None = None
+        self.previous: Asked | None = None
+        self._left = self._before = 0
+
+    def begin(self, previous: Asked | None, founders: int, *, alone: bool) -> None:
+        """Notes the sum of the program before this one; None: the group had `founders` members then."""
+        self.previous, self._before, self._left = previous, founders, int(alone)
+
+    def release(self) -> None:
+        """Lets the tensors go: the next sum refers to this one."""
+        self._tensors = None
+
+    def left(self) -> int:
+        """How many members it has ended with; if with an error, the sum before it. 0: it has not ended."""
+        if self._left == 0 and (self.op is None or self.op.done()) and self.before():
+            succeeded = self.op is not None and self.op.c.result == Result.SUCCESS.value
+            self._left = self.op.c.info.local_world_size if succeeded and self.op is not None else self.before()
+        return self._left
+
+    def before(self) -> int:
+        """How many members the sum before this one has ended with. 0: it has not ended."""
+        if self.previous is not None and (left := self.previous.left()):
+            self.previous, self._before = None, left
+        return 0 if self.previous is not None else self._before
+
+    def shrunk(self) -> bool:
+        """Whether members were lost since the sum before this one. False as long as either has not ended."""
+        left = self.left()
+        self.stale[0] = self._size not in (0, left)
+        return left < self.before()
+
+    def refuse(self, losses: Losses, name: str) -> None:
+        """Gives the memory its content back if a rank has a stale size. PeerLostError."""
+        if not self.stale.item():
+            return
+        memory, content = self._tensors or (None, None)
+        if memory is not None and content is not None:
+            memory.detach().copy_(content)
+        text = "the caller, on this rank or another, asked for the size of the group before the call, and may divide by it"
+        ranks, members = losses.view.lost_of(self._before)
+        detail = f"{text}; ask after the call, or use ReduceOp.AVG, and repeat the step"
+        raise PeerLostError(name, detail, ranks, members, losses.names(members))
+
+
 class CoreCall:
     """An op of the core."""
 
     def __init__(
         self,
         losses: Losses,
-        agree: Callable[[str, int], CoreCall],
+        agree: Callable[[str, int, torch.Tensor | None], CoreCall],
         name: str,
         number: int | None,
         group: Group,
@@ -261,6 +315,7 @@ class CoreCall:
         again: Again | None,
         *,
         survivors: bool,
+        asked: Asked | None = None,
     ) -> None:
         self._losses = losses
         self._agree = agree
@@ -271,10 +326,13 @@ class CoreCall:
         self._op = op
         self._rescale = None if scaled is None else Once(name, functools.partial(_rescale, *scaled))
         self._again = again
+        self._asked = asked
+        if asked is not None:
+            asked.op = op
         self._agreement: CoreCall | None = None
         self._repeated: Call | None = None
         self._lost: frozenset[UUID] = frozenset()
-        if again is not None or (self._agrees and not survivors) or losses.guard is not None:
+        if again is not None or asked is not None or (self._agrees and not survivors) or losses.guard is not None:
             _unfinished[self] = None
 
     def wait(self, timeout: float | None) -> None:
@@ -284,9 +342,14 @@ class CoreCall:
         except CollectiveTimeoutError:
             raise
         except BaseException:
-            _unfinished.pop(self, None)
+            self._end()
             raise
+        self._end()
+
+    def _end(self) -> None:
         _unfinished.pop(self, None)
+        if self._asked is not None:
+            self._asked.release()
 
     def _wait(self, timeout: float | None) -> None:
         try:
@@ -302,6 +365,20 @@ class CoreCall:
         else:
             if self._rescale is not None:
                 self._rescale(info)
+            if self._asked is not None:
+                self._ask(self._asked, timeout)
+
+    def _ask(self, asked: Asked, timeout: float | None) -> None:
+        """Agrees on whether a caller may divide a sum by a size from before a loss. PeerLostError: one may."""
+        while asked.previous is not None and not asked.before():
+            assert asked.previous.op is not None
+            with contextlib.suppress(PCCLError):
+                asked.previous.op.wait(timeout)
+        if asked.shrunk():
+            self.advance()
+            assert self._agreement is not None
+            self._agreement.wait(timeout)
+            asked.refuse(self._losses, self._name)
 
     def _adopt(self, info: CollectiveInfo) -> None:
         """Takes out whom the op was ended without."""
@@ -352,14 +429,18 @@ class CoreCall:
 
     @property
     def _cut_short(self) -> bool:
-        return bool(self._op.c.result == Result.RANK_CONNECTION_LOST.value)
+        lost = bool(self._op.c.result == Result.RANK_CONNECTION_LOST.value)
+        return lost or (self._asked is not None and self._asked.shrunk())
 
     def advance(self) -> None:
         """Begins what follows after a loss, as far as it can be without waiting: the agreement, and the repetition."""
         self._end_if_broken()
         with _advancing:
             if self._agreement is None and self._number is not None and self._agrees and self._op.done() and self._cut_short:
-                self._agreement = self._agree(self._name, self._number)
+                lost = self._op.c.result == Result.RANK_CONNECTION_LOST.value
+                self._agreement = self._agree(
+                    self._name, self._number, None if lost or self._asked is None else self._asked.stale
+                )
             agreement = self._agreement
             if self._again is not None and agreement is not None and self._repeated is None and agreement.done():
                 agreement.wait(None)

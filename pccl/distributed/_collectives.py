@@ -16,7 +16,7 @@ from pccl._collectives import Collective
 from pccl._enums import DataType, ReduceOp
 from pccl.distributed import _callers
 from pccl.distributed._arguments import Arguments, Limit, Lists, OneOrMore, Tensor, Tensors, reduce_op
-from pccl.distributed._calls import ENDED, Again, Call, finished
+from pccl.distributed._calls import ENDED, Again, Asked, Call, finished
 from pccl.distributed._compile import refuse_python_reducer
 from pccl.distributed._tensors import (
     Finish,
@@ -82,6 +82,7 @@ class Collectives(Arguments):
 
     _size_for_reducer: int
     _size_for_hooks: int
+    _sizes: _callers.Sizes
 
     # ---- reductions ----
 
@@ -93,13 +94,16 @@ class Collectives(Arguments):
         if not self._launcher.strict and not self._launcher.view.fixed:
             if _callers.reducer_of_ddp(frame):
                 divisor = self._size_for_reducer
-            elif not _callers.torch_all_reduce(frame):
-                refuse_python_reducer()
-            elif _callers.hook_of_ddp(frame):
-                divisor = self._size_for_hooks
+            else:
+                if not _callers.torch_all_reduce(frame):
+                    refuse_python_reducer()
+                founders = len(self._launcher.view.founders)
+                divisor = _callers.divisor_of(frame, self._size_for_hooks, founders, self._sizes)
+        asked = _callers.size_of_program(frame, self._sizes) if divisor is None else None
         if tensors and tensors[0].is_sparse:
-            return self._sparse_all_reduce(tensors[0], opts, timeout, divisor)
-        calls = self._all_reduce(tensors, opts, divisor, whole=self._needs_all(frame))
+            return self._sparse_all_reduce(tensors[0], opts, timeout, divisor, asked)
+        equal = _callers.fsdp2(frame)
+        calls = self._all_reduce(tensors, opts, divisor, asked, whole=self._needs_all(frame), equal=equal)
         work = self._work(calls, opts, timeout, tensors)
         work.for_cpp = _callers.reducer_of_ddp(frame)
         return work
@@ -115,8 +119,18 @@ class Collectives(Arguments):
             self._require_all("all_reduce")
         return found
 
-    def _all_reduce(self, tensors: Tensors, opts: Any, divisor: int | None, *, whole: bool = False) -> list[Call]:
+    def _all_reduce(
+        self,
+        tensors: Tensors,
+        opts: Any,
+        divisor: int | None,
+        asked: int | None = None,
+        *,
+        whole: bool = False,
+        equal: bool = False,
+    ) -> list[Call]:
         op = reduce_op(opts)
+        whole = whole or (divisor == _callers.UNKNOWN and op is not ReduceOp.AVG)
         if self._launcher.view.fixed:
             divisor = self._launcher.view.size
         by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -127,8 +141,9 @@ class Collectives(Arguments):
                 self._elements("all_reduce", dtype, op)
             for alike in by_type.values():
                 memory, finish = in_place_all(alike)
-                scaled = self._scaled(memory, op, divisor)
-                call = self._launch(Collective.ALL_REDUCE, "all_reduce", memory, memory, op, scaled=scaled, whole=whole)
+                options: dict[str, Any] = {"scaled": self._scaled(memory, op, divisor), "whole": whole}
+                options.update(asked=self._asked(memory, op, asked), equal=equal)
+                call = self._launch(Collective.ALL_REDUCE, "all_reduce", memory, memory, op, **options)
                 calls.append(finished(call, finish))
         return calls
 
@@ -137,16 +152,23 @@ class Collectives(Arguments):
 
         Outside of fixed membership integers are numbers that nobody has divided.
         """
-        if divisor is None or op is not ReduceOp.SUM:
+        if not divisor or op is not ReduceOp.SUM:
             return None
         if memory.is_complex():
             return torch.view_as_real(memory.detach()), divisor
         return (memory, divisor) if memory.is_floating_point() or self._launcher.view.fixed else None
 
-    def _sparse_all_reduce(self, tensor: Tensor, opts: Any, timeout: Limit, divisor: int | None) -> Work:
+    def _asked(self, memory: Tensor, op: ReduceOp, size: int | None) -> Asked | None:
+        """What a sum of the program needs if members are lost. Integers are counts, which nobody divides."""
+        view = self._launcher.view
+        if size is None or op is not ReduceOp.SUM or view.fixed or not (memory.is_floating_point() or memory.is_complex()):
+            return None
+        return Asked(size, memory, memory.detach().clone() if size else None)
+
+    def _sparse_all_reduce(self, tensor: Tensor, opts: Any, timeout: Limit, divisor: int | None, asked: int | None) -> Work:
         """Through a dense copy: it has the same meaning whoever is lost, where lists of indices would lack a part."""
         dense = tensor.detach().to_dense()
-        (call,) = self._all_reduce([dense], opts, divisor)
+        (call,) = self._all_reduce([dense], opts, divisor, asked)
         return self._work([finished(call, lambda: _make_sparse(tensor, dense))], opts, timeout, [tensor])
 
     @announced
@@ -167,6 +189,7 @@ class Collectives(Arguments):
             asked,
             root=root,
             scaled=self._scaled(memory, asked, view.size) if view.fixed and at_root else None,
+            asked=self._asked(memory, asked, _callers.size_of_program(_callers.caller(), self._sizes)),
             again=(lambda *_: ENDED) if view.fixed and root == 0 else None,
         )
         return self._work([finished(call, finish if at_root else None)], opts, timeout, [tensor])

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pccl._communicator import Communicator
-from pccl.distributed import _bootstrap
+from pccl.distributed import _bootstrap, _callers
 from pccl.distributed._arguments import Coalescing
 from pccl.distributed._calls import Guard
 from pccl.distributed._change import Change, tell
@@ -109,6 +109,7 @@ class ProcessGroup(PointToPoint):
         self._name = ""
         self._desc = ""
         self._size_for_reducer = self._size_for_hooks = launcher.view.size
+        self._sizes: _callers.Sizes = {}
         self._backward = _NO_BACKWARD
         self._backward_of_reducer = _NO_BACKWARD
         self._coalescing = Coalescing()
@@ -132,6 +133,7 @@ class ProcessGroup(PointToPoint):
     def size(self) -> int:
         """The number of members that the last call has ended with; with fixed membership the number of ranks."""
         self._size_for_hooks = size = self._seen().size
+        _callers.note_question(self._sizes, size)
         return size
 
     def getSize(self) -> int:  # noqa: N802 - what C++ calls

@@ -29,10 +29,10 @@ import torch
 
 from pccl._collectives import Collective
 from pccl._communicator import Communicator
-from pccl._enums import DataType
+from pccl._enums import DataType, ReduceOp
 from pccl._errors import PCCLError, Result
 from pccl._gpu import synchronize
-from pccl.distributed._calls import ENDED, Again, Call, CoreCall, Losses, making
+from pccl.distributed._calls import ENDED, Again, Asked, Call, CoreCall, Losses, making
 from pccl.distributed._errors import CollectiveError, translated
 from pccl.distributed._tensors import scale, stream_of
 from pccl.distributed._view import View
@@ -87,11 +87,16 @@ class Launcher(Losses):
         self._numbers = itertools.count(1)  # whose `next` no other thread can come between
         self._unpublished = frozenset()
         self._groups: list[tuple[tuple[UUID, ...], Group]] = []
+        self._last_sum: Asked | None = None
 
-    def _agree(self, name: str, number: int) -> CoreCall:
-        """Begins to agree on who was lost in a call."""
-        tag, everybody = self._tag(number + _AGREE), self._group(self.view.founders)
-        return self._begin(name, None, everybody, None, None, Collective.BARRIER, tag=tag, survivors=True)
+    def _agree(self, name: str, number: int, stale: torch.Tensor | None) -> CoreCall:
+        """Begins to agree on who was lost in a call, and on the greatest `stale`, which replaces it."""
+        options: dict[str, Any] = {"tag": self._tag(number + _AGREE), "survivors": True}
+        kind, everybody = Collective.BARRIER, self._group(self.view.founders)
+        if stale is not None:
+            kind, address = Collective.ALL_REDUCE, stale.data_ptr()
+            options.update(send=address, recv=address, count=1, dtype=DataType.UINT8, op=ReduceOp.MAX, keep=stale)
+        return self._begin(name, None, everybody, None, None, kind, **options)
 
     @property
     def number(self) -> int:
@@ -126,6 +131,8 @@ class Launcher(Losses):
         again: Again | None = None,
         among: tuple[UUID, ...] | None = None,
         whole: bool = False,
+        asked: Asked | None = None,
+        equal: bool = False,
         **arguments: Any,
     ) -> Call:
         """Begins an op; the rest of the arguments is what the core takes.
@@ -133,26 +140,36 @@ class Launcher(Losses):
         What is at a GPU begins after the current stream of `keep`, the tensors, unless `stream` names another.
         `root` is a rank of the view, `root_place` a place among the founders. `scaled`: what was divided for a sum, and by what.
         `again` makes the call again among those who are left. `among`: the living members, where the view does not know them yet.
-        `whole`: a loss is an error, whatever the kind.
+        `whole`: a loss is an error, whatever the kind. `asked`: it is a sum of the program.
+        `equal`: all members divide by the same size.
         """
         number = self.next_number() if number is None else number
         view = self.view
         living = view.living if among is None else among
+        if making.origin is not None or self.strict:
+            asked = None
+        if asked is not None:
+            asked.begin(self._last_sum, len(view.founders), alone=len(living) == 1)
+            self._last_sum = asked
         if len(living) == 1:
+            if asked is not None:
+                if asked.shrunk():
+                    asked.refuse(self, name)
+                asked.release()
             if scaled is not None and scaled[1] != 1:
                 scale(scaled[0].detach(), scaled[1], 1)
             return _alone(arguments)
         survivors = kind in _ELASTIC and not self.strict and not whole
         tag = self._tag(number)
-        places = view.founders if kind in _ELASTIC else living
+        places = view.founders if kind in _ELASTIC and not whole else living
         group = self._group(places)
         try:
             if root_place is None:
                 root_place = 0 if root is None else places.index(view.members[root])
-            if scaled is not None and not view.fixed:
+            if scaled is not None and not view.fixed and not equal:
                 scaled = _divided_alike(*scaled, len(view.founders))
             return self._begin(
-                name, number, group, scaled, again, kind, tag=tag, root=root_place, survivors=survivors, **arguments
+                name, number, group, scaled, again, kind, asked, tag=tag, root=root_place, survivors=survivors, **arguments
             )
         except Exception:
             self._announce(name, group, tag, survivors=survivors)
@@ -187,6 +204,7 @@ class Launcher(Losses):
         scaled: tuple[torch.Tensor, int] | None,
         again: Again | None,
         kind: Collective,
+        asked: Asked | None = None,
         *,
         survivors: bool = False,
         **arguments: Any,
@@ -200,7 +218,7 @@ class Launcher(Losses):
             op.launch()
         except PCCLError as error:
             raise translated(error, name, self.view.members, self.names(self.view.members)) from error
-        return CoreCall(self, self._agree, name, number, group, op, scaled, again, survivors=survivors)
+        return CoreCall(self, self._agree, name, number, group, op, scaled, again, survivors=survivors, asked=asked)
 
     def _announce(self, name: str, group: Group, tag: int, *, survivors: bool = False) -> None:
         """Lets the other members know that a call failed here: they get the error of a call that differs."""

@@ -92,5 +92,11 @@ def renumber(group: Any, view: View, world: View) -> None:
     """Brings torch's table of global ranks up to date for one group."""
     if group not in c10d._world.pg_group_ranks:
         return  # it is being made: torch fills in the table afterwards
+    table = c10d._world.pg_group_ranks[group]
+    before = view.before.get(len(table))
+    if view is world and group is not c10d.GroupMember.WORLD and before is not None:  # its global ranks are another backend's
+        left = [one for one, member in zip(sorted(table, key=table.__getitem__), before, strict=True) if member in view.members]
+        c10d._world.pg_group_ranks[group] = {number: rank for rank, number in enumerate(left)}
+        return
     numbers = {member: rank for rank, member in enumerate(world.members)}
     c10d._world.pg_group_ranks[group] = {numbers[member]: rank for rank, member in enumerate(view.members) if member in numbers}
