@@ -11,7 +11,8 @@ QuantizationAlgorithm; descriptors: ReduceDescriptor, ReduceOpDescriptor, Reduce
 **Shared state**: SharedState, TensorInfo, SharedStateSyncInfo, SharedStateSyncStrategy, SyncProgress, DeviceType.
 **What happens**: Attribute, Diagnosis, Finding, FindingKind, MemberReport, EdgeReport, JoinerReport, Link.
 **Errors**: PCCLError (a tree, docs/troubleshooting.md) with PeerLostError, TooFewPeersError, ConnectionFailedError, ConnectError,
-JoinError, StateLostError, CallAgainError, UsageError, SystemRefusedError, PCCLTimeoutError; ArgumentError; Result has the codes.
+JoinError, StateLostError, ProtectionError, CallAgainError, UsageError, SystemRefusedError, PCCLTimeoutError; ArgumentError;
+Result has the codes.
 **Packages**: pccl.cuda, pccl.data, pccl.diloco, pccl.distributed, pccl.state, pccl.torchft.
 
 `from pccl import *` takes the names that PCCL 1.0 has. Each name is imported when it is first used.

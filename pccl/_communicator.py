@@ -404,11 +404,12 @@ class Communicator(NamedCollectives):
         PCCLTimeoutError: a member has not called it. After that or Ctrl-C repeat the call with the same `step` to wait on.
         UsageError: a restore, or the snapshot of another step, was cut short, and the others wait for it.
 
+        ProtectionError on all: the last three snapshots have failed (`Snapshots.on_failure`).
         TypeError, ValueError on this member: the state cannot be kept; the snapshot fails on the others. ValueError on all:
         members give different copies or codes. RuntimeError: torch is missing.
         """
         arguments = {"step": step, "snapshots": snapshots, "shards": shards, "part": part, "timeout": timeout}
-        _snapshots().snapshot(self, state, **arguments)
+        self._note_protections(**_snapshots().snapshot(self, state, **arguments))
 
     def wait_for_snapshot(self) -> bool:
         """Waits for the end of a snapshot under way. Whether the last one is complete on all members; the log says why not.

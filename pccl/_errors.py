@@ -7,6 +7,7 @@ PCCLError                  any failure; `result` is the code, `detail` says what
 │   └── ConnectError       all attempts of `connect` failed
 ├── JoinError              this process could not join a run (also a RuntimeError): start it again, or give up
 ├── StateLostError         more was lost than the redundancy of snapshots bears: begin from a checkpoint
+├── ProtectionError        a protection of the run has failed for good (also a RuntimeError): mend it, or do without it
 ├── ParityError            members hold different bytes (also a RuntimeError): restart the one that differs
 ├── CallAgainError         the vote or the round had no result, on all peers alike: call again
 ├── OperationCancelledError  a member cancelled the operation: it ended so on all members
@@ -186,6 +187,16 @@ class StateLostError(PCCLError, RuntimeError):
 
     def __init__(self, detail: str, func_name: str = "restore") -> None:
         super().__init__(Result.STATE_LOST, func_name, detail)
+
+
+class ProtectionError(PCCLError, RuntimeError):
+    """A protection of the run has failed for good, so a loss would cost more than the program has asked for.
+
+    All members get it alike, from the call that takes part in it. A second call goes on without it, until it fails again.
+    """
+
+    def __init__(self, detail: str, func_name: str = "sync") -> None:
+        super().__init__(Result.INVALID_USAGE, func_name, detail)
 
 
 class ParityError(PCCLError, RuntimeError):

@@ -34,6 +34,7 @@ PUBLIC = {
         "PCCLTimeoutError",
         "ParityError",
         "PeerLostError",
+        "ProtectionError",
         "Result",
         "StateLostError",
         "SystemRefusedError",

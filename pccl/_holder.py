@@ -41,6 +41,10 @@ class HolderError(OSError):
     """The holder of this host cannot be reached or has refused a request."""
 
 
+class TakenError(HolderError):
+    """The address of the holder is taken, so no holder can begin."""
+
+
 class Kept(NamedTuple):
     """What a holder has under one key."""
 
@@ -182,7 +186,9 @@ class Holder:
             try:
                 end.connect(socket_name(self._name))
                 if _user_at(end) != os.getuid():
-                    raise HolderError(f"the address of the holder of {self._name} is taken by a process of another user")
+                    raise TakenError(
+                        f"the address of the holder of {self._name} is taken by a process of another user; give another name"
+                    )
                 end.settimeout(ANSWER_SECONDS)
                 return end
             except (ConnectionRefusedError, FileNotFoundError):

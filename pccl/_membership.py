@@ -20,6 +20,7 @@ from pccl._loader import _C, _ffi
 from pccl._names import name_of
 from pccl._operations import OpTicket
 from pccl._reduces import Multi, Op
+from pccl._reports import MISSING
 from pccl._tensors import require_kind
 from pccl._waits import WaitLog
 
@@ -68,6 +69,8 @@ class Membership:
     _made_notices: list[Notice]
     """Those of signals, which nobody but this communicator needs."""
     _leaves: bool
+    _missing: frozenset[str] = frozenset()
+    """Protections that were reported to be missing."""
     _exclusive: threading.Lock
     """Held by connect, update_topology, optimize_topology and sync_shared_state."""
     _asking: threading.Lock
@@ -174,6 +177,14 @@ class Membership:
         values = _ffi.new("double[]", [_number(name, value) for name, value in numbers.items()])
         names = [_ffi.new("char[]", name.encode()) for name in numbers]
         call(self._handle, "pccl_ext_comm_report", _ffi.new("char *[]", names), values, len(names))
+
+    def _note_protections(self, **missing: bool) -> None:
+        """Reports which protections of this peer are missing, or there again, unless it did. The caller logs why."""
+        changed = {name for name, one in missing.items() if one != (name in self._missing)}
+        if changed:
+            self._missing ^= changed
+            with contextlib.suppress(PCCLError):
+                self.report(**{MISSING + name: float(missing[name]) for name in changed})
 
     @property
     def event_file(self) -> str | None:

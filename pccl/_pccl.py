@@ -25,6 +25,7 @@ from pccl._errors import ParityError as ParityError
 from pccl._errors import PCCLError as PCCLError
 from pccl._errors import PCCLTimeoutError as PCCLTimeoutError
 from pccl._errors import PeerLostError as PeerLostError
+from pccl._errors import ProtectionError as ProtectionError
 from pccl._errors import Result as Result
 from pccl._errors import StateLostError as StateLostError
 from pccl._errors import SystemRefusedError as SystemRefusedError

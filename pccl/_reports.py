@@ -53,6 +53,13 @@ class Finding:
         return self.text
 
 
+AT_RISK = "steps_at_risk"
+"""The number of a member: how many steps a loss would cost now."""
+
+MISSING = "without_"
+"""Begins the names of numbers of a member that are 1 while the protection behind it is missing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemberReport:
     """What a member tells of its own ops. Sums are over the last seconds in which ops of it ended."""
@@ -77,6 +84,11 @@ class MemberReport:
     state_revision: int | None = None  # of the shared state after its last successful sync; None: none has succeeded
     state_hash: str = ""  # of that state, 32 hexadecimal digits; empty: unknown, because another master served the run then
     state_replaced: bool = False  # it had synced before, and its content of that revision was another than its group's
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The protections that it has said to be missing (docs/operations.md#protections)."""
+        return tuple(name.removeprefix(MISSING) for name, value in self.report.items() if name.startswith(MISSING) and value)
 
 
 @dataclass(frozen=True, kw_only=True)

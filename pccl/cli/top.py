@@ -26,7 +26,7 @@ from pccl._diagnosis import diagnose_run, remove_member, runs_at, stacks_of
 from pccl._errors import ConnectError, PCCLError
 from pccl._keys import run_of
 from pccl._names import short
-from pccl._reports import Diagnosis, EdgeReport, MemberReport
+from pccl._reports import AT_RISK, Diagnosis, EdgeReport, MemberReport
 from pccl.lab.ranges import Range
 
 EDGES_SHOWN = 16
@@ -298,6 +298,12 @@ class _Report:
         yield _members(self._diagnosis, narrow)
         if self._diagnosis.edges:
             yield _edges(self._diagnosis, narrow)
+        at_risk = [member.report[AT_RISK] for member in self._diagnosis.members if AT_RISK in member.report]
+        if at_risk:
+            yield Text(f"a loss now would cost {max(at_risk):.0f} steps")
+        for member in self._diagnosis.members:
+            if member.missing:
+                yield Text(f"missing protection at {member.name or short(member.uuid)}: {', '.join(member.missing)}", "bold red")
         for joiner in self._diagnosis.joiners:
             yield Text(f"joins: {joiner}")
         for finding in self._diagnosis.findings:

@@ -17,6 +17,7 @@ from pccl.distributed._fsdp import fsdp_states, internals
 from pccl.distributed._training import listed, outlines, take_outlines
 from pccl.state._entries import COMPILED
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice
+from pccl.state._snapshots.images import hash_slice
 
 
 def entries(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] | None = None) -> dict[str, torch.Tensor]:
@@ -160,6 +161,30 @@ class ShardedState:
             dtype = str(part.dtype).removeprefix("torch.")
             shards[name] = Slice(dtype, part.element_size(), tuple(tensor.shape), box_of(tensor))
         return parts, shards
+
+    def are_replicas(self) -> bool:
+        """Whether each part of the model is at two members or more."""
+        placed = [one for one in self._model.parameters() if isinstance(one, DTensor)]
+        return all(
+            any(p.is_replicate() and one.device_mesh.size(dim) > 1 for dim, p in enumerate(one.placements)) for one in placed
+        )
+
+    def forms(self) -> tuple[int, ...]:
+        """How many entries the state of each optimizer has: more after its first step, and when it begins to keep more."""
+        sized = (dict, list)
+        return tuple(sum(len(one) for one in some.state.values() if isinstance(one, sized)) for some in self._optimizers)
+
+    def described(self) -> dict[str, str]:
+        """By tensor: its type and shape, and the hash of a plain one that an optimizer keeps; the same on all members.
+
+        TypeError, ValueError: a snapshot cannot keep a tensor.
+        """
+        parts, shards = self.local()
+        found = {name: f"{one.dtype} of shape {one.whole}" for name, one in shards.items()}
+        for name, tensor in self.tensors().items():
+            if name.startswith("optim") and not isinstance(tensor, DTensor):
+                found[name] += f" with the hash {hash_slice(name, shards[name], parts[name].cpu()).low:016x}"
+        return found
 
     def outline(self) -> dict[str, Any]:
         """What a process without it needs to make the same tensors, and the numbers beside them."""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 
 from pccl._errors import PCCLError
 from pccl._journal import Journal
+from pccl._reports import AT_RISK
 from pccl.distributed._dtensors import parameters_of
 from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._replicated import Replicated
@@ -35,6 +37,9 @@ from pccl.state._parity import require_policy
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.keeper import Keeper
 from pccl.state._snapshots.snapshot import Report as SnapshotReport
+
+RISK_SECONDS = 1.0
+"""Between two reports of how many steps a loss would cost, at least."""
 
 _Result = TypeVar("_Result")
 
@@ -109,6 +114,8 @@ class Elastic:
         self._calls = 0
         self._steps = 0
         self._known: tuple[UUID, ...] = ()
+        self._origin = 0  # the step of the checkpoint that was loaded
+        self._told_risk = -1, 0.0  # steps, and when they were reported
         self._leaves = False
         self._deals = False
         self._journal = Journal()
@@ -144,7 +151,17 @@ class Elastic:
             changed, anew = journal.once(self._sync_members, group, seconds)
             if anew or lost or not self._deals:
                 self._deal_data(journal, group, seconds, keeps_open=self._sharded is None or not (self._deals and anew))
+        self._tell_risk(group)
         return changed
+
+    def _tell_risk(self, group: ProcessGroup) -> None:
+        """Reports how many steps a loss would cost, once a second at most, or when that is none any more."""
+        kept = self.protected_step
+        steps = self._progress() - (self._origin if kept is None else kept)
+        if steps != self._told_risk[0] and (steps <= 0 or time.monotonic() - self._told_risk[1] >= RISK_SECONDS):
+            self._told_risk = steps, time.monotonic()
+            with contextlib.suppress(PCCLError):
+                group.communicator.report(**{AT_RISK: steps})
 
     def _sync_members(self, group: ProcessGroup, seconds: float) -> tuple[bool, bool]:
         """Whether the members are others than before, and whether ranks may be."""
@@ -194,6 +211,16 @@ class Elastic:
                 group.communicator._announce(within, at_update=False)
             else:
                 group.communicator.leave(within=within)
+
+    @property
+    def protected_step(self) -> int | None:
+        """The step at which the run would go on after the loss of a member now: that of the newest whole snapshot, or the value
+        `step` (else the calls of `sync`) if other members have the whole state, too. None: this process alone has some of it, and
+        there is no snapshot. `pccl top` and `/metrics` show how many steps that would cost."""
+        if self._sharded is not None:
+            return self._sharded.protected_step
+        group = dist.GroupMember.WORLD if dist.is_initialized() else None
+        return self._progress() if isinstance(group, ProcessGroup) and len(group.members) > 1 else None
 
     @property
     def snapshot_report(self) -> SnapshotReport | None:
@@ -295,7 +322,7 @@ class Elastic:
         require_same_names(self._values, state["values"], "value")
         self._training.load_state_dict(state)
         self._take_told_values(state)
-        self._replicated.loaded = self._progress()
+        self._replicated.loaded = self._origin = self._progress()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `state_dict` to the folder `path`, as `pccl.state.save` does. One process is enough; others need other paths.

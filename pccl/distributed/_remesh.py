@@ -16,9 +16,9 @@ the old meshes unequal to all others.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -51,11 +51,13 @@ def remesh(
     optimizers: Optimizer | Iterable[Optimizer] | None = None,
     *,
     shards: int | None = None,
+    tensors: Mapping[str, DTensor] = MappingProxyType({}),
 ) -> None:
     """Puts a model and its optimizers on a new mesh. All members call it, after the group of all has got its new members.
 
     Afterwards sharded parameters, buffers and optimizer states are DTensors on the new mesh, and their content is undefined.
     Other tensors keep theirs. Parameters stay the same objects; DTensors of optimizer states are new ones under the same keys.
+    Further DTensors, `tensors` by name, stay the same objects.
     Local tensors that the caller holds keep their content. Gradients are dropped. A step may have been cut short anywhere.
 
     A mesh of one dimension becomes one over all members. The last dimension of one of two, by which it shards, gets the smallest
@@ -71,9 +73,10 @@ def remesh(
     meshes = _Meshes(shards)
     names = {parameter: name for name, parameter in parameters_of(model).items()}
     plans = [_Plan(names, state, group, meshes) for state in states for group in state._fsdp_param_groups]
-    placements = {one.parameter: (one.old_placements, one.placements) for plan in plans for one in plan.parameters}
-    moved = _moved_states(model, listed(optimizers), meshes, placements)
-    moved += _moved_buffers(model, meshes)
+    placements: dict[Any, tuple[_Placements, _Placements]] = {}
+    for one in (one for plan in plans for one in plan.parameters):
+        placements[one.parameter] = placements[one.parameter.shape] = one.old_placements, one.placements
+    moved = [(one, meshes.of(one.tensor.device_mesh)) for one in movable(model, listed(optimizers), tensors)]
     _wait_for_devices(states)
     meshes.retire()
     for state in states:
@@ -82,8 +85,7 @@ def remesh(
     while plans:  # one by one, so that there are never all of the old shards and all of the new ones
         plans.pop().carry_out()
     while moved:
-        container, key, make = moved.pop()
-        container[key] = make()
+        _move(*moved.pop(), placements)
     for parameter in model.parameters():
         parameter.grad = None
 
@@ -105,10 +107,6 @@ class _Meshes:
         if old not in self._made:
             self._made[old] = _new_mesh(old, self._shards)
         return self._made[old]
-
-    def find(self, old: DeviceMesh) -> DeviceMesh | None:
-        self.note(old)
-        return self._made.get(old)
 
     def note(self, old: DeviceMesh | None) -> None:
         """Remembers an old mesh, which is to be retired, and those that it was cut out of or that were made of it."""
@@ -330,67 +328,76 @@ def _wait_for_devices(states: Sequence[Any]) -> None:
 
 # ---- other tensors ----
 
-_Move = tuple[Any, Any, Callable[[], torch.Tensor]]
-"""A dictionary or list, the key of a tensor in it, and what makes the tensor that takes its place."""
+
+class Movable(NamedTuple):
+    """A DTensor beside the parameters."""
+
+    name: str
+    container: Any
+    """The dictionary or list that has it under `key`; None: it stays the same object, on another mesh."""
+    key: Any
+    tensor: DTensor
+    parameter: Any = None
+    """The one whose state it is, if it is of an optimizer."""
 
 
-def _moved_states(
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    meshes: _Meshes,
-    placements: dict[nn.Parameter, tuple[tuple[Placement, ...], tuple[Placement, ...]]],
-) -> list[_Move]:
-    moved: list[_Move] = []
+def movable(
+    model: nn.Module, optimizers: Sequence[Optimizer], tensors: Mapping[str, DTensor] = MappingProxyType({})
+) -> list[Movable]:
+    """The DTensors in buffers, in states of optimizers, and in `tensors`. TypeError: one there cannot be placed."""
+    parameters = parameters_of(model).values()
+    meshes = {parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)}
+    found = [
+        Movable(f"model.{plain(prefix + '.' if prefix else prefix)}{key}", module._buffers, key, buffer)
+        for prefix, module in model.named_modules()
+        for key, buffer in module._buffers.items()
+        if isinstance(buffer, DTensor)
+    ]
     for state in states_of_optimizers(model, optimizers):
         tensor = state.container[state.key]
         if isinstance(tensor, DTensor):
-            old, new = placements.get(state.parameter, ((), ()))
-            alike = tensor.shape == state.parameter.shape and tensor.placements == old
-            moved.append((state.container, state.key, _remade(tensor, state.name, meshes, new if alike else None)))
+            found.append(Movable(state.name, state.container, state.key, tensor, state.parameter))
         elif isinstance(state.parameter, DTensor) and tensor.numel() > 1 and tensor.shape == state.parameter.to_local().shape:
             raise TypeError(
                 f"{state.name} is a plain tensor of the shape of a shard of {state.parameter_name}: remesh cannot tell whether "
                 "it is one; make it a DTensor"
             )
-    return moved
+    known = {id(one) for one in (*parameters, *(one.tensor for one in found))}
+    found += [Movable(name, None, None, one) for name, one in tensors.items() if id(one) not in known]
+    for name, _, _, tensor, _ in found:
+        if tensor.device_mesh not in meshes:
+            raise TypeError(f"{name} is a DTensor on {tensor.device_mesh}, on which FSDP has no parameter: remesh cannot move it")
+        _require_plain(tensor.to_local(), name)
+        cut = [placement for placement in tensor.placements if type(placement) is not Replicate]
+        if len(cut) > 1 or any(type(placement) is not Shard for placement in cut):
+            raise TypeError(
+                f"{name} has the placements {tensor.placements}; remesh knows Replicate, and Shard along one dimension"
+            )
+    return found
 
 
-def _moved_buffers(model: nn.Module, meshes: _Meshes) -> list[_Move]:
-    return [
-        (module._buffers, key, _remade(buffer, f"model.{plain(prefix + '.' if prefix else prefix)}{key}", meshes, None))
-        for prefix, module in model.named_modules()
-        for key, buffer in module._buffers.items()
-        if isinstance(buffer, DTensor)
-    ]
+_Placements = tuple[Placement, ...]
 
 
-def _remade(tensor: DTensor, name: str, meshes: _Meshes, placements: tuple[Placement, ...] | None) -> Callable[[], torch.Tensor]:
-    """Returns what makes the tensor that takes the place of this one; `placements` are its new ones, if they are known."""
-    mesh = meshes.find(tensor.device_mesh)
-    if mesh is None:
-        raise TypeError(f"{name} is a DTensor on {tensor.device_mesh}, on which FSDP has no parameter: remesh cannot move it")
-    local = tensor.to_local()
-    _require_plain(local, name)
-    cut = [placement for placement in tensor.placements if type(placement) is not Replicate]
-    if len(cut) > 1 or any(type(placement) is not Shard for placement in cut):
-        raise TypeError(f"{name} has the placements {tensor.placements}; remesh knows Replicate, and Shard along one dimension")
-    if not cut:
-        return functools.partial(_on_mesh, tensor, local, mesh, (Replicate(),) * mesh.ndim)
-    if placements is None:
-        placements = _sharded_by(cut[0].dim, mesh)  # type: ignore[attr-defined] # it is a Shard
-    part = box(tuple(tensor.shape), mesh, placements).shape
-
-    def make() -> torch.Tensor:
-        return _on_mesh(tensor, torch.zeros(part, dtype=local.dtype, device=local.device), mesh, placements)
-
-    return make
+def _move(one: Movable, mesh: DeviceMesh, placements: Mapping[Any, tuple[_Placements, _Placements]]) -> None:
+    """Puts a DTensor on its new mesh; what is sharded as its parameter was is so again. `placements`: old and new ones."""
+    tensor, local = one.tensor, one.tensor.to_local()
+    cut = next((placement.dim for placement in tensor.placements if isinstance(placement, Shard)), None)
+    if cut is None:
+        given: _Placements = (Replicate(),) * mesh.ndim
+    else:
+        old, new = placements.get(one.parameter) or placements.get(tensor.shape, ((), ()))
+        alike = old == tensor.placements and (one.parameter is None or tensor.shape == one.parameter.shape)
+        given = new if alike else _sharded_by(cut, mesh)
+        local = torch.zeros(box(tuple(tensor.shape), mesh, given).shape, dtype=local.dtype, device=local.device)
+    made: Any = DTensor.from_local(local, mesh, given, run_check=False, shape=tensor.shape, stride=tensor.stride())
+    if one.container is not None:
+        one.container[one.key] = made
+    else:
+        tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
+        tensor.grad = None
 
 
 def _require_plain(local: torch.Tensor, name: str) -> None:
     if type(local) is not torch.Tensor:
         raise TypeError(f"the shards of {name} are of the type {type(local).__name__}; remesh can only make plain tensors")
-
-
-def _on_mesh(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> torch.Tensor:
-    made: torch.Tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
-    return made

@@ -14,7 +14,7 @@ from uuid import UUID
 import torch
 
 from pccl._communicator import Communicator, roll
-from pccl._errors import CallAgainError, Left, PeerLostError, StateLostError, TooFewPeersError
+from pccl._errors import CallAgainError, Left, PeerLostError, ProtectionError, StateLostError, TooFewPeersError
 from pccl._holder import HolderError
 from pccl._journal import Journal
 from pccl._names import label_in
@@ -22,12 +22,12 @@ from pccl.distributed._dtensors import ShardedState, local_part
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._inventory import LIVE, Told, settings_of, source_of, told_of, tree_of
 from pccl.distributed._launch import digest
-from pccl.distributed._remesh import remesh
+from pccl.distributed._remesh import movable, remesh
 from pccl.distributed._this_run import this_run
 from pccl.distributed._training import Training
 from pccl.state import decode, encode
 from pccl.state._agreement import Terms, joined, require_alike
-from pccl.state._snapshots.boxes import ShardMap, shards_from, shards_tree
+from pccl.state._snapshots.boxes import ShardMap, shards_from, shards_tree, text_of
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
 from pccl.state._snapshots.keeper import Keeper, host_name
@@ -97,10 +97,13 @@ class Sharded:
         self._optimizer_steps = 0
         self._stepped = [0] * len(training.optimizers)  # steps of each optimizer since the last sync
         self._votes = 0  # since the last sync
+        self._problem = ""  # for which snapshots fail for good, to be told in the next sync
+        self._judged: tuple[int, ...] = ()  # forms of the optimizers' state that all members can place
         self._journal = Journal()
         self._at_sync = (0, 0)
         self._taken = 0  # the step of the last snapshot
         self._asks_to_leave: Callable[[], bool] = lambda: False
+        self._has_replicas = False
         self._leaves = False
         self._left = False  # the run, in order
         self.restored: Restored | None = None
@@ -151,8 +154,14 @@ class Sharded:
         broken = None if self.keeper is None else self.keeper.broken
         if broken is not None:
             raise RuntimeError(f"this process has left the run, since its snapshot failed: {broken}") from broken
+        if self.keeper is not None:
+            if failure := self.keeper.verdict(self._progress()):
+                self._problem = f"snapshots fail: {failure}"
+            comm._note_protections(**self.keeper.missing)
         with self._journal.call(comm, "sync") as journal:
-            living, leaving = self._agreed(journal, comm, seconds)
+            living, leaving, unjudged = self._agreed(journal, comm, seconds)
+            if unjudged and living == frozenset(self._members):
+                journal.once(self._judge, comm, seconds)
             if leaving:
                 time.sleep(NOTICE_SECONDS)  # where all of a job get the signal, none divides a state that nobody goes on with
             same = living == frozenset(self._members) and not leaving
@@ -169,11 +178,50 @@ class Sharded:
             raise Left
         return True
 
-    def _agreed(self, journal: Journal, comm: Communicator, seconds: float) -> tuple[frozenset[UUID], int]:
-        """Who lives, and how many leave: the same at all members, whatever each has heard."""
-        leaving = torch.tensor([int(self._leaves)], dtype=torch.int64, device="cpu")
-        living, leaving = journal.step(lambda values, timeout: roll(comm, values, _ROLL, timeout), leaving, seconds)
-        return living, int(leaving.item())
+    @property
+    def protected_step(self) -> int | None:
+        """The step to which a loss would take the run back; None: nothing would be left."""
+        if self._has_replicas:
+            return self._progress()
+        return None if self.keeper is None else self.keeper.protected_step
+
+    def _agreed(self, journal: Journal, comm: Communicator, seconds: float) -> tuple[frozenset[UUID], int, int]:
+        """Who lives, how many leave, and of how many the state is to be judged: the same at all, whatever each has heard."""
+        unjudged = bool(self._problem) or self._state.forms() != self._judged
+        numbers = torch.tensor([int(self._leaves), int(unjudged)], dtype=torch.int64, device="cpu")
+        living, numbers = journal.step(lambda values, timeout: roll(comm, values, _ROLL, timeout), numbers, seconds)
+        return living, *numbers.tolist()
+
+    def _judge(self, comm: Communicator, seconds: float) -> None:
+        """ProtectionError, on all alike: the snapshots of a member fail for good, or the state of optimizers cannot be placed.
+
+        It is judged when there is more of it, as after the first step, rather than when a loss needs it.
+        """
+        problem, self._judged = self._problem, self._state.forms()
+        own: dict[str, str] = {}
+        try:
+            self._encoded_values()
+            own = self._described()
+        except Exception as error:  # told to all: others wait for this member
+            problem = problem or f"{type(error).__name__}: {error}"
+        talk = Talk(comm, self._members, self._own, "judge", seconds)
+        try:
+            told = talk.gather_bytes(bytes(encode({"problem": problem, "state": own})))
+        except PeerLostError:
+            self._judged = ()  # another sync does it
+            return
+        self._problem = ""
+        all_told = understood(told, _judgement, "state")
+        for rank, (text, state) in enumerate(all_told):
+            if text:
+                raise ProtectionError(f"the next loss would end the run or take it far back, since at rank {rank} {text}")
+            first = all_told[0][1]
+            for name in sorted(first.keys() | state.keys()):
+                if first.get(name) != state.get(name):
+                    texts = f"{first.get(name, 'missing')} at rank 0, and {state.get(name, 'missing')} at rank {rank}"
+                    raise ProtectionError(
+                        f"{name} is {texts}; a plain tensor must be the same on all members, and only a DTensor is divided"
+                    )
 
     def _enter(self, group: ProcessGroup, seconds: float) -> None:
         """The first sync of this process: a run begins, goes on after all were started anew, or lets this process in."""
@@ -199,6 +247,11 @@ class Sharded:
         except Exception as error:  # told to all: others wait for this member
             problem = error
         self.keeper.take(Contribution(self._taken, parts, shards, values, self._members, self._own, problem))
+
+    def _described(self) -> dict[str, str]:
+        """What all members must have alike. TypeError, ValueError: neither a snapshot nor `remesh` can place the state."""
+        movable(self._training.model, self._training.optimizers)
+        return self._state.described()
 
     def _encoded_values(self) -> bytes:
         return bytes(encode({"outline": self._state.outline(), "own": self._training.own(), "values": self._values()}))
@@ -420,9 +473,10 @@ class Sharded:
                     local.copy_(parts[name])
 
     def _finish(self, group: ProcessGroup, order: tuple[UUID, ...], own: int, revision: int, era: int) -> None:
-        self._members, self._own = order, own
+        self._members, self._own, self._judged = order, own, ()
         self._revision = revision
         self._era = era
+        self._has_replicas = self._state.are_replicas()
         self._begin_step()
         if self._state.shards:
             group.guard(order, (_ROLL, *self._commits))
@@ -459,6 +513,10 @@ def _refused(found: Mapping[int, str], own: int, advice: str) -> bool:
     for rank, text in found.items():
         _log.warning("%s", f"rank {rank} is refused: {text}")
     return bool(found)
+
+
+def _judgement(tree: Any) -> tuple[str, dict[str, str]]:
+    return text_of(tree["problem"]), {text_of(name): text_of(text) for name, text in tree["state"].items()}
 
 
 class _Live(NamedTuple):

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from pccl._bounded import read_json
 from pccl._names import short
-from pccl._reports import Diagnosis, EdgeReport, Finding, JoinerReport, MemberReport, finite
+from pccl._reports import AT_RISK, Diagnosis, EdgeReport, Finding, JoinerReport, MemberReport, finite
 
 Event = dict[str, Any]
 
@@ -80,6 +80,7 @@ class Recorder:
         self._generation = 0
         self._members: dict[str, MemberReport] = {}
         self._findings: dict[str, Event] = {}
+        self._missing: set[tuple[str, str]] = set()
         self._values: dict[str, list[float]] = {}
         self._reports: dict[str, dict[str, float | None]] = {}
         self._state: Event = {}
@@ -117,6 +118,7 @@ class Recorder:
             events.append({"at": at, "kind": "epoch", "epoch": told.epoch, "members": count})
         self._members = members
         events += self._compare_findings(at, told.findings)
+        events += self._compare_protections(at)
         if at - self._sample_at >= max(0.5, self._bytes(told, count) / BYTES_PER_SECOND) and members:
             events += self._sample(at, told)
         return events
@@ -136,6 +138,21 @@ class Recorder:
         new = [{"at": at, **event} for key, event in now.items() if key not in self._findings]
         self._findings = now
         return over + new
+
+    def _compare_protections(self, at: float) -> list[Event]:
+        before, self._missing = self._missing, {(name, one) for name, member in self._members.items() for one in member.missing}
+        return [
+            {
+                "at": at,
+                "kind": "protection",
+                "member": name,
+                "protection": one,
+                "missing": (name, one) in self._missing,
+                "steps": finite(self._members[name].report).get(AT_RISK),
+            }
+            for name, one in sorted(before ^ self._missing)
+            if name in self._members
+        ]
 
     def _sample(self, at: float, told: Diagnosis) -> list[Event]:
         whole = at - self._whole_at >= WHOLE_SECONDS

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 import pccl
 from pccl._names import short
-from pccl._reports import Diagnosis
+from pccl._reports import AT_RISK, Diagnosis
 from pccl.monitor.history import MEMBER_VALUES, Event, member_values
 
 MEMBER_METRICS = {
@@ -100,6 +100,16 @@ class Metrics(Collector):
                 gauge.add_metric(labels[id_], one[place] * factor)
             yield gauge
         yield _numbers(told, labels)
+        at_risk = _gauge("pccl_member_steps_at_risk", "Steps that a loss would cost now.", ["member", "name"])
+        missing = _gauge(
+            "pccl_member_protection_missing", "1: it is missing; none: all are there.", ["member", "name", "protection"]
+        )
+        for member in told.members:
+            if AT_RISK in member.report:
+                at_risk.add_metric(labels[short(member.uuid)], member.report[AT_RISK])
+            for protection in member.missing:
+                missing.add_metric([*labels[short(member.uuid)], protection], 1.0)
+        yield from (at_risk, missing)
         sent = _gauge(
             "pccl_member_sent_bytes_per_second", "Acknowledged by other members; not by shared memory.", ["member", "name"]
         )

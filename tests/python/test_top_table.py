@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,11 @@ def test_a_run_that_no_master_serves_is_named_with_those_that_they_serve(monkeyp
 def written(folder: Path) -> Path:
     _keys.write_files(folder / "run", _keys.new_keys())
     return folder / "run"
+
+
+def test_missing_protections_and_the_cost_of_a_loss_have_lines():
+    first = replace(MEMBERS[0], name="host-1", report={"steps_at_risk": 37.0, "without_holder": 1.0, "without_parity": 0.0})
+    text = table(120, replace(RUN, members=(first, *MEMBERS[1:])))
+    assert "a loss now would cost 37 steps" in text
+    assert "missing protection at host-1: holder\n" in text.replace(" \n", "\n")
+    assert "protection" not in table(120)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pccl.state._snapshots.code import MEMBERS_MAX
@@ -25,13 +26,17 @@ class Snapshots:
     `copies=1`. Copies and codes lie on as many different hosts as there are.
 
     Replicas (HSDP) on other hosts count as copies. Only blocks of 64 KiB that have changed are sent. After a change of members
-    each process also keeps its old part until a snapshot is complete. No snapshot is taken if a process cannot copy its part,
-    or if members differ in a tensor that they all have whole; the log says why. Without snapshots, a part that no replica has
-    any more is a StateLostError.
+    each process also keeps its old part until a snapshot is complete. If a process cannot copy its part, no snapshot is taken,
+    and the log says why. If members differ in a tensor that they all have whole, or state cannot be placed, the next `sync`
+    raises ProtectionError on all. Without snapshots, a part that no replica has any more is a StateLostError.
 
     `name` names the run on each host: a process that is started again finds there what its predecessor has left. By default it is
     the id of the job, as torchrun or Slurm give it, or else the address of the master. `linger`: for how many seconds memory is
     kept on a host without a process of the run. `holder=False`: snapshots end with their process.
+
+    `on_failure(error, steps)`: called by `sync` or `Communicator.snapshot`, from the third snapshot in a row on that fails, or
+    whose pieces the holder does not get; `steps` would be lost now. Without it these raise ProtectionError. If the reason lasts,
+    as that of state that cannot be placed, `sync` raises it in any case, and at once.
 
     ValueError: numbers out of range.
     """
@@ -42,6 +47,7 @@ class Snapshots:
     name: str | None = None
     linger: float = 900.0
     holder: bool = True
+    on_failure: Callable[[Exception, int], object] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if type(self.every) is not int or self.every < 1:

@@ -23,7 +23,7 @@ from uuid import UUID
 import torch
 
 from pccl._errors import PCCLError, PeerLostError, UsageError
-from pccl._holder import Holder, HolderError
+from pccl._holder import Holder, HolderError, TakenError
 from pccl.state._snapshots.boxes import image_offsets, shards_from, shards_tree, text_of
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_image, write_image
@@ -35,6 +35,7 @@ from pccl.state._snapshots.snapshot import (
     Job,
     Layout,
     PieceName,
+    RefusedError,
     Report,
     Snapshot,
     SnapshotError,
@@ -60,6 +61,15 @@ _registering = threading.RLock()
 
 _jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 
+FAILURES_MOST = 3
+"""Snapshots that fail in a row, each for a reason that may pass."""
+
+PASSING = (MemoryError, OSError, RuntimeError)
+"""Reasons why a process cannot copy its part that may pass: memory, the system, an accelerator. All others are the program's."""
+
+REASON_BYTES = 2000
+"""Of a failure that others are told of."""
+
 EXIT_SECONDS = 10.0
 """For the end of a snapshot whose communicator was closed."""
 
@@ -79,9 +89,16 @@ class Keeper:
     """The snapshots of one process. Its methods are called by one thread, and do their work in another one."""
 
     def __init__(
-        self, comm: Communicator, config: Snapshots, name: str, *, topic: str = "snapshot", timeout: float | None = None
+        self,
+        comm: Communicator,
+        config: Snapshots,
+        name: str,
+        *,
+        topic: str = "snapshot",
+        timeout: float | None = None,
+        told: bool = False,
     ) -> None:
-        """`topic`: the same on all members. ValueError: another Keeper of the communicator has it, and is not closed."""
+        """`topic`: the same on all members. `told`: the program hears of refusals. ValueError: another open one has the topic."""
         self._has_topic = True
         with _registering:
             others = _keepers.setdefault(comm, weakref.WeakValueDictionary())
@@ -97,6 +114,7 @@ class Keeper:
         self._name = name
         self._topic = topic
         self._timeout = timeout
+        self._told = told
         self.snapshots: list[Snapshot] = []
         """From the oldest to the newest; those that this process has pieces of."""
         self.unusable: set[tuple[int, PieceName]] = set()
@@ -111,6 +129,12 @@ class Keeper:
         self.job: Job | None = None
         """The snapshot under way, or one that has ended and that `settle` has not reported."""
         self._warned: set[str] = set()
+        self.missing: dict[str, bool] = {}
+        """Whether the last snapshot has failed, and whether the holder lacks it."""
+        self._failures = 0
+        """Snapshots in a row that have failed, or whose pieces the holder has not got."""
+        self.trouble: Exception | None = None
+        """For which the next snapshot would fail, too, or the last one of FAILURES_MOST failures."""
 
     # ---- the program's side ----
 
@@ -148,9 +172,41 @@ class Keeper:
         if job is not None:
             job.ended.wait()
         self.job = None
-        if job is not None and job.failure is not None and not isinstance(job.failure, (PeerLostError, UsageError)):
-            self._warn(f"no snapshot of step {job.step} was taken, the one before it stays: {job.failure}")
+        if job is not None and not isinstance(job.failure, (PeerLostError, UsageError)):
+            self._count(job)
         return self.report.complete
+
+    def _count(self, job: Job) -> None:
+        if job.failure is not None:
+            self._warn(f"no snapshot of step {job.step} was taken, the one before it stays: {job.failure}")
+        self.missing = {"snapshots": job.failure is not None, "holder": job.unkept is not None}
+        found = job.failure or job.unkept
+        self._failures = 0 if found is None else self._failures + 1
+        lasts = isinstance(found, (RefusedError, TakenError)) and not self._told
+        lasts = lasts or self._failures >= FAILURES_MOST
+        self.trouble = found if lasts and isinstance(found, Exception) else None
+
+    def verdict(self, step: int) -> Exception | None:
+        """Why snapshots fail for good; None: they do not, or `on_failure` was told. Each failure once.
+
+        `step`: at which the program is.
+        """
+        if self.job is not None and self.job.ended.is_set():
+            self.settle()
+        found, self.trouble = self.trouble, None
+        if found is None or isinstance(found, (RefusedError, TakenError)) or self._config.on_failure is None:
+            return found
+        try:
+            self._config.on_failure(found, step - (self.protected_step or 0))
+        except Exception as error:  # told to all: others wait for this member
+            return error
+        return None
+
+    @property
+    def protected_step(self) -> int | None:
+        """The step of the newest snapshot that is complete, and beside this process. Any thread may ask."""
+        kept = [one for one in list(self.snapshots) if self._config.holder or len(one.layout.maps) > 1]
+        return max((one.step for one in kept if one.complete and not one.bare), default=None)
 
     def close(self) -> None:
         """Drops all that this process has kept, also at the holder."""
@@ -237,28 +293,34 @@ class Keeper:
             problem = error
         try:
             Transfer(job, snapshot, base, self._memory, problem).run()
-            self._keep_at_holder(snapshot)
+            self._keep_at_holder(job, snapshot)
         except PeerLostError:
             raise
         except Exception as error:
             problem = problem or error
         own_sum = snapshot.sums.get(job.own, Sum(0, 0)).signed()
         try:
-            status = 0 if problem is None else 1 if isinstance(problem, SpoiledError) else 2
-            rows = job.talk.gather([status, *own_sum, *_flat(alike, max(map(len, layout.replicas_of)))])
+            rows = job.talk.gather([_status(problem), *own_sum, *_flat(alike, max(map(len, layout.replicas_of)))])
         except UsageError:  # this process has left the run
             raise problem or RuntimeError("the communicator was closed") from problem
-        if problem is not None and not isinstance(problem, SpoiledError):
-            raise SnapshotError(f"{type(problem).__name__}: {problem}") from problem
-        failed = max(range(len(rows)), key=lambda member: rows[member][0])  # the cause before what follows from it
-        if rows[failed][0]:
-            raise SnapshotError(f"member {failed} could not store its part: see its log") from problem
+        self._require_success(job, rows, 0, problem, "store")
         self._require_alike(job, snapshot, [row[3:] for row in rows])
         for member, row in enumerate(rows):
             snapshot.sums[member] = Sum.of_signed(*row[1:3])
         snapshot.complete = True
         job.report.complete = True
         self._drop_before(snapshot)
+
+    def _require_success(
+        self, job: Job, rows: Sequence[Sequence[int]], column: int, problem: Exception | None, what: str
+    ) -> None:
+        """SnapshotError, on all alike, has the reason of the first member with the gravest status: it stands in `column`."""
+        failed = max(range(len(rows)), key=lambda member: rows[member][column])
+        if rows[failed][column]:
+            own = "" if problem is None else f"{type(problem).__name__}: {problem}"
+            reason = job.talk.gather_bytes(own.encode()[:REASON_BYTES])[failed].decode(errors="replace")
+            kind = RefusedError if rows[failed][column] == _REFUSED else SnapshotError
+            raise kind(f"member {failed} could not {what} its part: {reason}") from problem
 
     def _require_alike(self, job: Job, snapshot: Snapshot, rows: Sequence[Sequence[int]]) -> None:
         """SnapshotError, on all alike, names the first tensor that several members have as the same part, with other content.
@@ -281,7 +343,7 @@ class Keeper:
                 contents = {member: tuple(told[member][2 * number : 2 * number + 2]) for member in members}
                 others = [member for member in members if contents[member] != contents[members[0]]]
                 if others:
-                    raise SnapshotError(
+                    raise RefusedError(
                         f"tensor {name} has another content at member {', '.join(map(str, others))} than at member {members[0]}, "
                         "and both have all of it, or the same part; make it the same, such as by a broadcast from one of them"
                     )
@@ -335,7 +397,7 @@ class Keeper:
         known = self._layout is not None and self._layout[0] == job.members and self._layout[1].maps[job.own] == job.shards
         numbers = [
             job.step,
-            0 if problem is None else 1,
+            _status(problem),
             self._config.redundancy.data << 16 | self._config.redundancy.parity,
             int(known),
             base.id if base is not None and known else 0,
@@ -347,17 +409,13 @@ class Keeper:
             if not 0 <= row[6] < ERA_MAX or not 0 < row[5] <= ID_MAX:
                 raise GarbledError(f"member {member} tells of era {row[6]} and of snapshot {row[5]}")
         job.era = self.era = max(row[6] for row in rows)
-        if problem is not None:
-            raise SnapshotError(f"{type(problem).__name__}: {problem}") from problem
-        failed = [member for member, row in enumerate(rows) if row[1]]
-        if failed:
-            raise SnapshotError(f"member {failed[0]} could not copy its part: see its log")
+        self._require_success(job, rows, 1, problem, "copy")
         if len({row[0] for row in rows}) > 1:
             steps = ", ".join(f"{row[0]} at member {member}" for member, row in enumerate(rows))
-            raise SnapshotError(f"members are at different steps: {steps}; all must take a snapshot at the same step")
+            raise RefusedError(f"members are at different steps: {steps}; all must take a snapshot at the same step")
         if len({row[2] for row in rows}) > 1:
             wanted = ", ".join(f"({row[2] >> 16}, {row[2] & 0xFFFF}) at member {member}" for member, row in enumerate(rows))
-            raise SnapshotError(f"members ask for different codes: {wanted}; give all of them the same Snapshots")
+            raise RefusedError(f"members ask for different codes: {wanted}; give all of them the same Snapshots")
         if not all(row[3] for row in rows):
             self._layout = job.members, self._exchange(job)
         assert self._layout is not None
@@ -370,7 +428,7 @@ class Keeper:
             parts = understood(told, lambda tree: (text_of(tree["host"]), shards_from(tree["map"])), "shard map")
             return Layout([host for host, _ in parts], [one for _, one in parts], self._config.redundancy)
         except ValueError as error:
-            raise SnapshotError(str(error)) from error  # on all alike
+            raise RefusedError(str(error)) from error  # on all alike
 
     # ---- memory ----
 
@@ -398,11 +456,12 @@ class Keeper:
                 released.close()
         return self._holder
 
-    def _keep_at_holder(self, snapshot: Snapshot) -> None:
+    def _keep_at_holder(self, job: Job, snapshot: Snapshot) -> None:
         """Gives the pieces to the holder. Without one they end with this process, and copies at other hosts serve."""
         try:
             self.store(snapshot)
         except HolderError as error:
+            job.unkept = error
             self._warn(f"{error}; what this process keeps ends with it")
 
     def store(self, snapshot: Snapshot) -> None:
@@ -444,6 +503,16 @@ class Keeper:
         if text not in self._warned:
             self._warned.add(text)
             _log.warning("%s", f"snapshots: {text}")
+
+
+def _status(problem: Exception | None) -> int:
+    """The graver, the higher: what follows from the failure of another member comes before its cause."""
+    if problem is None:
+        return 0
+    return 1 if isinstance(problem, SpoiledError) else 2 if isinstance(problem, PASSING) else _REFUSED
+
+
+_REFUSED = 3
 
 
 def _flat(sums: Sequence[Sum], count: int) -> list[int]:

@@ -144,6 +144,10 @@ class SnapshotError(RuntimeError):
     """A snapshot was not taken; the one before it stays. The text says why."""
 
 
+class RefusedError(SnapshotError):
+    """A snapshot was refused for a reason of the program, so the next one would be, too."""
+
+
 class SpoiledError(SnapshotError):
     """Another member has failed."""
 
@@ -201,6 +205,8 @@ class Job(Contribution):
     """Set after `copied`, also if the snapshot failed or never began."""
     failure: BaseException | None = None
     """Why it is not complete, when it has ended."""
+    unkept: Exception | None = None
+    """Why the holder of this host has not got the pieces of a complete one."""
     thread: threading.Thread = field(init=False)
     """Takes the snapshot. It may live a moment longer than the snapshot."""
     _unclaimed: threading.Lock = field(default_factory=threading.Lock)

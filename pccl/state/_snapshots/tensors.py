@@ -12,7 +12,7 @@ from uuid import UUID
 import numpy as np
 import torch
 
-from pccl._errors import CallAgainError, PeerLostError, StateLostError, TooFewPeersError
+from pccl._errors import CallAgainError, PeerLostError, ProtectionError, StateLostError, TooFewPeersError
 from pccl._names import label_in
 from pccl._tensors import is_expanded
 from pccl.state._agreement import Terms, require_alike
@@ -42,7 +42,8 @@ def snapshot(
     shards: Shards | None,
     part: str | None,
     timeout: float | None,
-) -> None:
+) -> dict[str, bool]:
+    """Returns which protections were missing at the snapshot before."""
     vault, tensors, known, problem = _given(comm, snapshots, state, shards, part, timeout)
     try:
         step = whole_number(operator.index(step), STEP_MAX, -STEP_MAX)
@@ -52,18 +53,22 @@ def snapshot(
     wanted = redundancy.data << 10 | redundancy.parity
     vault.restoring.require_whole("snapshot")
     with vault.taking.call(comm, "snapshot", f"of step {step}") as journal:
-        numbers = torch.tensor([wanted, wanted * wanted], device="cpu")
+        failure = vault.keeper.verdict(step)
+        numbers = torch.tensor([wanted, wanted * wanted, int(failure is not None)], device="cpu")
         members, sums = journal.step(functools.partial(_living, comm), numbers, timeout)
         own = members.index(comm.uuid)
         if len(members) * sums[1] != sums[0] * sums[0]:  # by Cauchy and Schwarz equal for equal numbers only
             talk, terms = Talk(comm, members, own, "settings", timeout), Terms({"copies or code of Snapshots": redundancy}, {})
             require_alike("snapshot", terms, [[0], [1]], talk.gather_bytes, label_in(comm, comm.rank), own)
+        if sums[2]:
+            raise ProtectionError(f"snapshots fail: {failure or 'those of another member; see its log'}", "snapshot")
         job = journal.once(lambda: vault.begin(Contribution(step, tensors, known, b"", members, own, problem)))
         journal.release()  # the others have what they need of this call
         job.copied.wait()
         if job.problem is not None:
             job.ended.wait()
             raise job.problem
+    return vault.keeper.missing
 
 
 def wait(comm: Communicator) -> bool:

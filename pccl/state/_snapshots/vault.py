@@ -66,7 +66,7 @@ class Vault:
         self._changed = threading.Condition()  # never held while others are waited for
         self._restoring = False
         self._begun = 0  # snapshots
-        self.keeper = Keeper(comm, snapshots, f"{name} {topic}", topic=topic, timeout=timeout)
+        self.keeper = Keeper(comm, snapshots, f"{name} {topic}", topic=topic, timeout=timeout, told=True)
         # A restarted run that restores nothing counts as newer than what its predecessor has left.
         self.keeper.era = 1 + max((piece.era for piece in Stock(self.keeper).held), default=-1)
         self.taking, self.restoring = Journal(), Journal()

@@ -80,16 +80,6 @@ def test_a_snapshot_that_one_member_cannot_take_is_taken_by_none(tmp_path, place
         end_together(job)
 
 
-def test_a_value_that_cannot_be_kept_costs_the_snapshot_and_stops_nobody(tmp_path):
-    with Job(tmp_path, every=4, copies=1, holder=False) as job:
-        job.start(3)
-        job.wait_for_step(6)
-        job.fail_in(1, "value")
-        job.wait_for_step(job.newest() + 20)
-        newest = [job.last(number, "step") for number in job.members]
-        assert all(one["complete"] < one["step"] - 10 for one in newest)
-
-
 def test_a_member_is_lost_before_the_first_snapshot_with_a_newcomer(tmp_path):
     """Copies are those of the snapshot before."""
     with Job(tmp_path, every=1000, copies=1, holder=False) as job:

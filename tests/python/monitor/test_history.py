@@ -300,3 +300,21 @@ def test_joiners_are_in_the_samples_with_the_time_that_is_left():
     assert joiners(4.0, joiner(1_000_000_000, 5.0)) is None  # nothing is new
     assert joiners(5.0) == {}
     assert str(joiner(1_000_000_000, 5.0)) == "host-9 copies the state: 1000 of 4000 MB, about 15 s left"
+
+
+def test_a_protection_that_is_missing_is_an_event_a_metric_and_one_again_when_it_is_there():
+    recorder, metrics = Recorder(), Metrics()
+    recorder.observe(1.0, told(member(1), member(2)))
+    lacking = told(member(1, report={"without_holder": 1.0, "without_snapshots": 0.0, "steps_at_risk": 37.0}), member(2))
+    found = recorder.observe(1.1, lacking)
+    assert found == [
+        {"at": 1.1, "kind": "protection", "member": "00000001", "protection": "holder", "missing": True, "steps": 37.0}
+    ]
+    assert recorder.observe(1.2, lacking) == []
+    metrics.observe(lacking, found)
+    text = metrics.text().decode()
+    assert 'pccl_member_protection_missing{member="00000001",name="host-1",protection="holder"} 1.0' in text
+    assert 'pccl_member_steps_at_risk{member="00000001",name="host-1"} 37.0' in text
+    assert 'protection="snapshots"' not in text
+    (again,) = recorder.observe(1.3, told(member(1, report={"without_holder": 0.0}), member(2)))
+    assert (again["missing"], again["steps"]) == (False, None)

@@ -1,0 +1,159 @@
+"""Processes that train a sharded model with any optimizer and any trees, some of whose protections fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import elastic_shards
+import torch
+import torch.distributed as dist
+from performers import Performer, preload
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from pccl import _holder
+from pccl._errors import ProtectionError
+from pccl.distributed import Elastic, PeerLostError, Snapshots
+from pccl.state._snapshots import keeper
+
+preload(__name__)
+
+
+class Local(torch.optim.Optimizer):
+    """SGD that keeps a plain tensor, which `keeps` makes of the local gradient."""
+
+    def __init__(self, parameters: Any, keeps: Callable[[torch.Tensor], dict[str, torch.Tensor]], late: int = 0) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        self._keeps = keeps
+        self._late = late
+        self._steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self._steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad.to_local()
+                if self._steps > self._late:
+                    self.state[parameter].update(self._keeps(gradient))
+                parameter.to_local().sub_(group["lr"] * gradient)
+
+
+def packed(gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+    """As optimizers of 8 bits keep it: blocks with a scale each."""
+    flat = gradient.flatten()
+    scale = flat.abs().max().view(1) if flat.numel() else torch.zeros(1)
+    return {"codes": (flat / (scale + 1e-9) * 127).to(torch.int8), "scales": torch.cat([scale, scale + 1])}
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda some: torch.optim.AdamW(some, lr=0.05, eps=0.1),
+    "rows": lambda some: Local(some, lambda g: {"row": g.square().flatten(1).mean(1) if g.ndim > 1 else g.mean().view(1)}),
+    "means": lambda some: Local(some, lambda g: {"mean": g.square().mean().expand(2).clone()}),
+    "second moment": lambda some: Local(some, lambda g: {"v": g.square()}),
+    "packed": lambda some: Local(some, packed),
+    "late": lambda some: Local(some, lambda g: {"mean": g.square().mean().expand(2).clone()}, late=5),
+    "nested": lambda some: Local(some, lambda g: {"inside": {"mean": g.square().mean().expand(2).clone()}}),  # type: ignore[dict-item]
+    "one rank": lambda some: Local(some, lambda g: {"mean": g.mean().expand(2).clone()} if dist.get_rank() == 1 else {}),
+    "even": lambda some: Local(some, lambda g: {"steps": torch.ones(3)}),
+}
+
+
+class Member(elastic_shards.Member):
+    """A rank that trains, or a newcomer."""
+
+    def __init__(self, pipe: Connection, snapshots: dict[str, Any], shards: int, optimizer: str, listens: bool) -> None:
+        super().__init__(pipe, snapshots, shards)
+        self._kind = optimizer
+        self._listens = listens
+        self.heard: list[tuple[str, int]] = []
+
+    def _make(self) -> None:
+        torch.manual_seed(5)
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+        size = dist.get_world_size()
+        mesh = init_device_mesh("cpu", (size,))
+        if self._shards:
+            shards = min(self._shards, size)
+            mesh = init_device_mesh("cpu", (size // shards, shards), mesh_dim_names=("replicate", "shard"))
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = OPTIMIZERS[self._kind](self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1000)
+        if self._listens:
+            self._snapshots["on_failure"] = lambda error, steps: self.heard.append((f"{type(error).__name__}: {error}", steps))
+        snapshots = Snapshots(**self._snapshots) if self._snapshots else None
+        self.run = Elastic(self.model, self.optimizer, step=0, kept=None, snapshots=snapshots)
+        self.changes = []
+
+    def keep(self, rank: int) -> None:
+        """A value that cannot be sent."""
+        if dist.get_rank() == rank:
+            self.run.kept = object()
+
+    def fail(self, place: str, times: int) -> None:
+        """So many calls fail."""
+        owner: Any = {"_connect": _holder.Holder, "available_bytes": _holder, "write_image": keeper}[place]
+        function = getattr(owner, place)
+        left = iter(range(times))
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if next(left, None) is None:
+                return function(*arguments, **named)
+            if place == "available_bytes":
+                return 0
+            raise {"_connect": _holder.HolderError, "write_image": MemoryError}[place](f"{place} fails")
+
+        setattr(owner, place, call)
+
+    def protected(self) -> int | None:
+        return self.run.protected_step
+
+    def numbers(self) -> dict[str, float]:
+        """What this member has reported, as the master knows it."""
+        group: Any = dist.GroupMember.WORLD
+        comm = group.communicator
+        return next(one.report for one in comm.diagnose().members if one.uuid == comm.uuid)
+
+    def heard_of(self) -> list[tuple[str, int]]:
+        return self.heard
+
+    def try_to_train(self, until: int, dies_at: int | None = None) -> tuple[int, str]:
+        """Trains until a step, or a ProtectionError; gives the step and its text. Each snapshot ends before the next step."""
+        try:
+            while True:
+                self.run.sync()
+                self.run.wait_for_snapshot()
+                if self.run.step >= until:
+                    return self.run.step, ""
+                if dies_at == self.run.step:
+                    elastic_shards.die()
+                try:
+                    self.half_a_step()
+                    self.optimizer.zero_grad()
+                except PeerLostError:
+                    time.sleep(0.01)
+                    continue
+                self.run.step += 1
+        except ProtectionError as error:
+            return self.run.step, str(error)
+
+
+class Job(elastic_shards.Job):
+    """Members, and what tests tell all of them."""
+
+    def __init__(self, optimizer: str = "adamw", shards: int = 0, listens: bool = False, **snapshots: Any) -> None:
+        super().__init__(shards, **snapshots)
+        self._arguments = snapshots, shards, optimizer, listens
+
+    def add(self) -> Performer:
+        self.members.append(Performer(Member, len(self.members), self._arguments, elastic_shards.QUIET, Path("/dev/null")))
+        return self.members[-1]
+
+
+__all__ = ["DTensor", "Job", "Member"]
