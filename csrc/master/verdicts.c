@@ -325,9 +325,9 @@ void verdicts_end(struct membership *table, struct peer_group *group, const stru
     struct wire_verdict verdict;
     init_verdict(&verdict, name, kind);
     set_text(&verdict, text);
+    membership_change_group(table, group);
     encode(table, group->group_epoch, &verdict);
     membership_send_group(table, group);
-    membership_change_group(table, group);
 }
 
 void verdicts_cancel(struct membership *table, struct peer_record *peer, const struct wire_header *header,

@@ -515,7 +515,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="cancel_spares_those_that_wait",  # a member that has not begun the operation begins it afterwards
         file="ops/call_table_epochs.c",
-        old="op_queue_remove(&table->waiting, op); call_table_end(table, op, CALL_CANCELLED); } else if",
+        old="op_queue_remove(&table->waiting, op); call_table_end(table, op, ending_of(op)); } else if",
         new="} else if",
         faults=CANCEL,
     ),
@@ -529,7 +529,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="cancelled_is_redone",
         file="ops/call_table_epochs.c",
-        old="if (op->cancelled) { call_table_end(table, op, CALL_CANCELLED); return; }",
+        old="if (op->cancelled) { call_table_end(table, op, ending_of(op)); return; }",
         new="",
         faults=CANCEL,
     ),
@@ -559,8 +559,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="cancel_without_an_epoch",  # nothing ends the operation at those who have begun it
         file="master/verdicts.c",
-        old="membership_send_group(table, peer->group); membership_change_group(table, peer->group); }",
-        new="membership_send_group(table, peer->group);\n}",
+        old="membership_change_group(table, group); encode(table, group->group_epoch, &verdict);",
+        new="encode(table, group->group_epoch, &verdict);",
         faults=CANCEL,
     ),
     Mutant(
@@ -573,7 +573,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="commit_after_cancel_forgotten",  # the next master hears of the cancellation and not of the COMMIT after it
         file="peer/recovery.c",
-        old="if (r->past[i].kind == WIRE_VERDICT_CANCEL) r->past[i].kind = verdict->kind;",
+        old="if (wire_verdict_cancels(r->past[i].kind)) r->past[i].kind = verdict->kind;",
         new="",
         test="peer/test_recovery.c",
     ),
@@ -603,6 +603,28 @@ MUTANTS: list[Mutant] = [
         file="master/run.c",
         old="run->candidate.count < run->table.limits.least",
         new="run->candidate.count + 1 < run->table.limits.least",
+    ),
+    # ---- deadlocks ----
+    Mutant(
+        name="a_slow_member_is_blamed",  # a member in no call counts as one that waits
+        file="master/deadlock.c",
+        old="if (!peer->stuck) return false;",
+        new="",
+        test="master/test_deadlock.c",
+    ),
+    Mutant(
+        name="deadlock_of_an_old_epoch",  # an operation that begins again is ended
+        file="master/deadlock.c",
+        old="return wait->name.epoch == peer->group->group_epoch;",
+        new="return wait->name.epoch > 0;",
+        test="master/test_deadlock.c",
+    ),
+    Mutant(
+        name="a_computing_thread_is_forgotten",  # which may make the call that the other member waits for
+        file="master/deadlock.c",
+        old="return (int64_t)waits->all_us >= table->deadlock_ns / US_NS;",
+        new="return true;",
+        test="master/test_deadlock.c",
     ),
     # ---- members that send malformed frames, and RESUME ----
     Mutant(
