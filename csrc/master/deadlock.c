@@ -114,10 +114,12 @@ static void describe(struct membership *table, char text[WIRE_MAX_TEXT]) {
             describe_op(call, sizeof call, wait);
         at += (size_t)snprintf(text + at, WIRE_MAX_TEXT - at, "%s%s in %s",
                                at > 0 ? ", " : "deadlock: ", membership_label(peer).chars, call);
+        if (at >= WIRE_MAX_TEXT) at = WIRE_MAX_TEXT - 1;
     }
-    if (count > NAMED) at += (size_t)snprintf(text + at, WIRE_MAX_TEXT - at, " and %u more", count - NAMED);
+    char more[32] = "";
+    if (count > NAMED) snprintf(more, sizeof more, " and %u more", count - NAMED);
     snprintf(text + at, WIRE_MAX_TEXT - at,
-             " wait for each other for %u s; make the same calls in the same order on all members",
+             "%s wait for each other for %u s; make the same calls in the same order on all members", more,
              (unsigned)(table->deadlock_ns / SECOND_NS));
 }
 
