@@ -15,11 +15,11 @@ from performers import Performer, preload
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from pccl import _holder
 from pccl._errors import ProtectionError
 from pccl.distributed import Elastic, PeerLostError, Snapshots
+from pccl.distributed._dtensors import box_of, local_part
 from pccl.state._snapshots import keeper
 
 preload(__name__)
@@ -65,18 +65,75 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+DECAY = 0.5
+
+
+class Shadow:
+    """An average as programs write it: what it tells are copies, and what it loads goes into its own tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow: Any = {name: one.detach().clone() for name, one in model.named_parameters()}
+        self.updates = 0
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        self.updates += 1
+        for name, one in model.named_parameters():
+            self.shadow[name].lerp_(one.detach(), DECAY)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": {name: one.clone() for name, one in self.shadow.items()}, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
+        with torch.no_grad():
+            for name, one in state["shadow"].items():
+                self.shadow[name].copy_(one)
+
+
+def made_model() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def averaged() -> torch.optim.swa_utils.AveragedModel:
+    return torch.optim.swa_utils.AveragedModel(made_model(), avg_fn=lambda old, new, _: old.lerp(new, DECAY))
+
+
+LATE = 3
+
+
+def reference(steps: int, tree: str) -> dict[str, torch.Tensor]:
+    """The average after so many steps, as one process without torch.distributed has it."""
+    model = made_model()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    shadow = {name: one.detach().clone() for name, one in model.named_parameters()}
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(elastic_shards.batch(step, 0, 1)).square().mean().backward()
+        optimizer.step()
+        for name, one in model.named_parameters():
+            if (tree == "late" and step <= LATE) or (tree == "module" and step == 0):
+                shadow[name] = one.detach().clone()  # AveragedModel begins with a copy
+            else:
+                shadow[name].lerp_(one.detach(), DECAY)
+    return shadow
+
+
 class Member(elastic_shards.Member):
     """A rank that trains, or a newcomer."""
 
-    def __init__(self, pipe: Connection, snapshots: dict[str, Any], shards: int, optimizer: str, listens: bool) -> None:
+    def __init__(
+        self, pipe: Connection, snapshots: dict[str, Any], shards: int, optimizer: str, listens: bool, tree: str
+    ) -> None:
         super().__init__(pipe, snapshots, shards)
         self._kind = optimizer
         self._listens = listens
+        self._tree = tree
         self.heard: list[tuple[str, int]] = []
 
     def _make(self) -> None:
-        torch.manual_seed(5)
-        self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.model = made_model()
         size = dist.get_world_size()
         mesh = init_device_mesh("cpu", (size,))
         if self._shards:
@@ -88,8 +145,44 @@ class Member(elastic_shards.Member):
         if self._listens:
             self._snapshots["on_failure"] = lambda error, steps: self.heard.append((f"{type(error).__name__}: {error}", steps))
         snapshots = Snapshots(**self._snapshots) if self._snapshots else None
-        self.run = Elastic(self.model, self.optimizer, step=0, kept=None, snapshots=snapshots)
+        ema: Any = None
+        if self._tree == "nested":
+            names = [name for name, _ in self.model.named_parameters()]
+            copies = [one.detach().clone() for one in self.model.parameters()]
+            ema = {"first": dict(zip(names[:2], copies[:2], strict=True)), "rest": [copies[2], (copies[3], "text")], "empty": {}}
+        elif self._tree == "object":
+            ema = Shadow(self.model)
+        elif self._tree == "module":
+            ema = averaged()
+            fully_shard(ema.module, mesh=mesh)
+        self.run = Elastic(self.model, self.optimizer, step=0, kept=None, ema=ema, snapshots=snapshots)
         self.changes = []
+
+    def _averages(self) -> dict[str, Any]:
+        names = [name for name, _ in self.model.named_parameters()]
+        ema = self.run.ema
+        if self._tree == "nested":
+            return dict(zip(names, [*ema["first"].values(), ema["rest"][0], ema["rest"][1][0]], strict=True))
+        return ema.shadow if self._tree == "object" else dict(ema.module.named_parameters()) if self._tree == "module" else ema
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        if self._tree == "object":
+            self.run.ema.update(self.model)
+        elif self._tree == "module":
+            self.run.ema.update_parameters(self.model)
+        elif self._tree == "late" and self.run.step <= LATE:
+            if self.run.step == LATE:
+                self.run.ema = {name: one.detach().clone() for name, one in self.model.named_parameters()}
+        elif self._tree:
+            for name, one in self._averages().items():
+                one.lerp_(self.model.get_parameter(name).detach(), DECAY)
+
+    def shards(self) -> dict[str, tuple[Any, torch.Tensor]]:
+        """The part of each average that this member has, and which it is."""
+        found = self._averages()
+        assert all(one.device_mesh == self.model[0].weight.device_mesh for one in found.values())
+        return {name: (box_of(one), local_part(one).clone()) for name, one in found.items()}
 
     def keep(self, rank: int) -> None:
         """A value that cannot be sent."""
@@ -123,18 +216,19 @@ class Member(elastic_shards.Member):
     def heard_of(self) -> list[tuple[str, int]]:
         return self.heard
 
-    def try_to_train(self, until: int, dies_at: int | None = None) -> tuple[int, str]:
+    def try_to_train(self, until: int, dies_at: int | None = None, size: int = 0) -> tuple[int, str]:
         """Trains until a step, or a ProtectionError; gives the step and its text. Each snapshot ends before the next step."""
         try:
             while True:
                 self.run.sync()
                 self.run.wait_for_snapshot()
-                if self.run.step >= until:
+                if self.run.step >= until and dist.get_world_size() >= size:
                     return self.run.step, ""
                 if dies_at == self.run.step:
                     elastic_shards.die()
                 try:
                     self.half_a_step()
+                    self._average()
                     self.optimizer.zero_grad()
                 except PeerLostError:
                     time.sleep(0.01)
@@ -147,13 +241,12 @@ class Member(elastic_shards.Member):
 class Job(elastic_shards.Job):
     """Members, and what tests tell all of them."""
 
-    def __init__(self, optimizer: str = "adamw", shards: int = 0, listens: bool = False, **snapshots: Any) -> None:
+    def __init__(
+        self, optimizer: str = "adamw", shards: int = 0, listens: bool = False, tree: str = "", **snapshots: Any
+    ) -> None:
         super().__init__(shards, **snapshots)
-        self._arguments = snapshots, shards, optimizer, listens
+        self._arguments = snapshots, shards, optimizer, listens, tree
 
     def add(self) -> Performer:
         self.members.append(Performer(Member, len(self.members), self._arguments, elastic_shards.QUIET, Path("/dev/null")))
         return self.members[-1]
-
-
-__all__ = ["DTensor", "Job", "Member"]

@@ -145,11 +145,14 @@ class ShardedState:
             raise TypeError("the model has sharded parameters, but not by fully_shard, which Elastic needs")
         self._model = model
         self._optimizers = optimizers
+        self.trees: Mapping[str, DTensor] = {}
+        """DTensors of values, by name."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and states of optimizers, sharded or whole; buffers are each member's own."""
+        """Parameters and states of optimizers, sharded or whole, and sharded values; buffers are each member's own."""
         buffers = {f"model.{plain(name)}" for name, _ in self._model.named_buffers()}
-        return {name: one for name, one in entries(self._model, self._optimizers).items() if name not in buffers}
+        found = {name: one for name, one in entries(self._model, self._optimizers).items() if name not in buffers}
+        return {**found, **self.trees}
 
     def local(self) -> tuple[dict[str, torch.Tensor], ShardMap]:
         """The local parts, and which these are."""

@@ -105,7 +105,7 @@ class Elastic:
             if parity_every is not None:
                 raise ValueError("parity_every compares what all members hold alike, and this model is sharded")
             commits = [one.commit_tag for one in self._data()]
-            self._sharded = Sharded(self._training, snapshots, *callbacks, terms, commits)
+            self._sharded = Sharded(self._training, snapshots, *callbacks, terms, _weak(self._objects), commits)
         elif snapshots is not None:
             raise ValueError("snapshots are for sharded models; every member of this training has the whole state")
         self._replicated = Replicated(self._training, *callbacks, terms, parity_every, parity)
@@ -336,6 +336,9 @@ class Elastic:
         self.load_state_dict(load(path))
 
     # ---- values ----
+
+    def _objects(self) -> Mapping[str, Any]:
+        return self._values
 
     def _told_values(self) -> dict[str, Any]:
         return {"steps": self._steps, "values": {name: _described_value(one) for name, one in self._values.items()}}

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from pccl._communicator import Communicator, roll
 from pccl._errors import CallAgainError, Left, PeerLostError, ProtectionError, StateLostError, TooFewPeersError
@@ -25,8 +27,10 @@ from pccl.distributed._launch import digest
 from pccl.distributed._remesh import movable, remesh
 from pccl.distributed._this_run import this_run
 from pccl.distributed._training import Training
+from pccl.distributed._trees import fitted, outline_of, reached
 from pccl.state import decode, encode
 from pccl.state._agreement import Terms, joined, require_alike
+from pccl.state._objects import load_object_state
 from pccl.state._snapshots.boxes import ShardMap, shards_from, shards_tree, text_of
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
@@ -43,6 +47,7 @@ from pccl.state._snapshots.restore import (
 from pccl.state._snapshots.snapshot import Contribution, PieceName, Snapshot
 from pccl.state._snapshots.stock import Stock
 from pccl.state._snapshots.talk import Talk, understood
+from pccl.state._tree import with_tensors, without_tensors
 
 _log = logging.getLogger("pccl.distributed")
 
@@ -76,10 +81,12 @@ class Sharded:
         take_values: Callable[[dict[str, Any]], None],
         progress: Callable[[], int],
         terms: Callable[[ProcessGroup], Terms],
+        objects: Callable[[], Mapping[str, Any]],
         commits: Sequence[int] = (),
     ) -> None:
         """`commits`: the tags of ops that a member may begin a sync with, before it calls `sync` of this object."""
         self._terms = terms
+        self._objects = objects
         self._commits = commits
         self._training = training
         self._state = ShardedState(training.model, training.optimizers)
@@ -242,19 +249,32 @@ class Sharded:
         shards: ShardMap = {}
         values, problem = b"", None
         try:
-            parts, shards = self._state.local()
             values = self._encoded_values()
+            parts, shards = self._state.local()
         except Exception as error:  # told to all: others wait for this member
             problem = error
         self.keeper.take(Contribution(self._taken, parts, shards, values, self._members, self._own, problem))
 
     def _described(self) -> dict[str, str]:
         """What all members must have alike. TypeError, ValueError: neither a snapshot nor `remesh` can place the state."""
-        movable(self._training.model, self._training.optimizers)
+        tensors, modules = reached(self._objects(), self._training.model)
+        movable(self._with(modules), self._training.optimizers, tensors)
         return self._state.described()
 
+    def _with(self, modules: Sequence[nn.Module]) -> nn.Module:
+        return nn.ModuleList([self._training.model, *modules]) if modules else self._training.model
+
+    def _split(self) -> Any:
+        """The values without their DTensors, which become entries of the state."""
+        tree, places = without_tensors(self._values(), kind_of=DTensor)
+        self._state.trees = {name: one for name, (_, one) in places.items() if isinstance(one, DTensor)}
+        return tree
+
     def _encoded_values(self) -> bytes:
-        return bytes(encode({"outline": self._state.outline(), "own": self._training.own(), "values": self._values()}))
+        """What is told beside the tensors. From here on `trees` of the state are as they are now."""
+        tree, own = self._split(), self._training.own()
+        outlines = {"outline": self._state.outline(), "trees": outline_of(self._state.trees)}
+        return bytes(encode({**outlines, "own": own, "values": tree}))
 
     # ---- restore ----
 
@@ -288,11 +308,12 @@ class Sharded:
 
     def _live(self, *, usable_anyway: bool) -> _Live:
         """The tensors as they are: of no use after a step that was begun and not ended, since some may have changed theirs."""
+        values = self._encoded_values()
         parts, shards = self._state.local()
         progress, steps = self._progress(), self._optimizer_steps
         begun, stepped = self._at_sync
         usable = usable_anyway or progress != begun or steps == stepped
-        return _Live(parts, shards, (progress, steps - stepped) if usable else (), self._encoded_values())
+        return _Live(parts, shards, (progress, steps - stepped) if usable else (), values)
 
     def _restored(self, group: ProcessGroup, known: tuple[UUID, ...], live: _Live, damaged: set[int], seconds: float) -> bool:
         """One attempt. False: another one may succeed."""
@@ -368,7 +389,11 @@ class Sharded:
             self._spoiled |= not is_live or stale  # from here on numbers beside the tensors are those of the snapshot
             group.attach(comm, members, self._attached)
             self._state.take_outline(content["outline"])
-            remesh(self._training.model, self._training.optimizers, shards=self._state.shards or None)
+            tensors, modules = reached(self._objects(), self._training.model)
+            shards_least = self._state.shards or None
+            remesh(self._with(modules), self._training.optimizers, shards=shards_least, tensors=tensors)
+            self._split()
+            self._state.trees = fitted(content.get("trees", {}), self._state.trees, self._training.model)
             parts, shards = self._state.local()
         maps = understood(talk.gather_bytes(bytes(encode(shards_tree(shards)))), shards_from, "shard map")
         if not _all_fit(dict(enumerate(maps[: len(members)])), known_slices, talk.own):
@@ -385,9 +410,15 @@ class Sharded:
             self._leave(talk)
             return True
         self._write_back(parts)
+        values = with_tensors(content["values"], self._state.trees)
         if not is_live or not known or stale:
             self._training.take_own(content["own"])
-            self._take_values(content["values"])
+            self._take_values(values)
+        else:  # values are there, and what an object has told may be copies of its tensors
+            for name in {one.split(".")[1] for one in self._state.trees}:
+                is_object, state = values["values"][name]
+                if is_object:
+                    load_object_state(self._objects()[name], state, f"value {name!r}")
         self._finish(group, members, talk.own, newest + 1, era)
         self.restored = Restored(self._progress(), not is_live, received, time.monotonic() - self._began)
         complete = len(members) == 1

@@ -443,10 +443,12 @@ Places = dict[str, tuple[tuple[str, ...], torch.Tensor]]
 """Tensors by name, each with the keys that lead to it. The name is the keys joined with dots."""
 
 
-def without_tensors(tree: Any, *, least_bytes: int = 0, reserved: str = "") -> tuple[Any, Places]:
+def without_tensors(
+    tree: Any, *, least_bytes: int = 0, reserved: str = "", kind_of: type[torch.Tensor] = torch.Tensor
+) -> tuple[Any, Places]:
     """Returns `tree` with its tensors of `least_bytes` or more replaced by their places, and the places.
 
-    Searches dicts, lists and tuples.
+    Searches dicts, lists and tuples, for tensors of the class `kind_of`.
     No two names are the same or begin with `reserved`: the last key gets a "'" at its end where they would be. TreeError: it is
     too deep.
     """
@@ -460,7 +462,7 @@ def without_tensors(tree: Any, *, least_bytes: int = 0, reserved: str = "") -> t
             return kind((key, walk(one, (*path, str(key)))) for key, one in value.items())
         if kind in (list, tuple):
             return kind(walk(one, (*path, str(place))) for place, one in enumerate(value))
-        if not isinstance(value, torch.Tensor) or value.numel() * value.element_size() < least_bytes:
+        if not isinstance(value, kind_of) or value.numel() * value.element_size() < least_bytes:
             return value
         name = ".".join(path)
         while name in places or name.split(".")[0] == reserved:
