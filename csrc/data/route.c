@@ -24,7 +24,8 @@ static bool route_locate_rendezvous(struct engine *engine, struct incoming *in) 
 }
 
 static bool route_take_rendezvous(struct engine *engine, struct incoming *in) {
-    if (in->header.epoch == engine_header(engine).epoch) slots_announced(in->lane);
+    (void)engine;
+    slots_announced(in->lane);
     return true;
 }
 
@@ -90,9 +91,7 @@ static bool route_hear_acks(struct engine *engine, struct incoming *in, struct b
 }
 
 // ---- frames of ops under way ----
-static bool is_current(const struct engine *engine, const struct incoming *in) {
-    return in->header.epoch == engine_header(engine).epoch && op_peer_of(in->from)->member.rank != UINT32_MAX;
-}
+static bool is_of_member(const struct incoming *in) { return op_peer_of(in->from)->member.rank != UINT32_MAX; }
 
 static struct op *find_running(const struct engine *engine, const struct incoming *in) {
     struct op *op = call_table_find_running(&engine->call_table, &in->head.op);
@@ -129,9 +128,9 @@ static bool route_take_early(struct engine *engine, struct incoming *in) {
     engine_lock(engine);
     struct block *block = in->block;
     in->block = NULL;
-    bool current = is_current(engine, in), good = true;
-    struct op *op = current ? find_running(engine, in) : NULL; // begun while the chunk came
-    if (op == NULL && current)
+    bool member = is_of_member(in), good = true;
+    struct op *op = member ? find_running(engine, in) : NULL; // begun while the chunk came
+    if (op == NULL && member)
         good = route_hear_signal(engine, in, block);
     else if (op == NULL)
         block_put(engine->pool, block);
@@ -203,7 +202,6 @@ static bool route_head(void *context, struct incoming *in) {
     const struct owner *owner = owner_of(in->header.type);
     if (owner == NULL) return false;
     in->stands_for_chunk = in->header.type == WIRE_CHUNK_IN;
-    if (frame_has_epoch(in->header.type) && in->header.epoch < engine_header(engine).epoch) return true;
     bool named = slots_are_named(in);
     if ((named && in->length != WIRE_SLOT_BYTES) || !owner->locate(engine, in)) return false;
     if (named) in->to = in->note; // also of a frame that is discarded: its slots are returned
@@ -217,7 +215,7 @@ static bool deliver(struct engine *engine, struct incoming *in) {
     struct block *block = in->block;
     in->block = NULL;
     bool good = true;
-    if (is_current(engine, in))
+    if (is_of_member(in))
         good = owner->hear(engine, in, block);
     else
         block_put(engine->pool, block);

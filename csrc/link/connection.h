@@ -253,7 +253,8 @@ bool lane_step_all(struct lane_list *ready);
 void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why);
 // Drops the frames of large ops, or those of the service, in either direction. Lock held.
 void lane_drop_frames(struct lane *lane, bool service);
-// Resumes with a frame that waited for the epoch that was entered. Lock held.
+// Resumes with a frame that waited for the epoch that was entered, and discards one of an older epoch that is still
+// coming. Lock held.
 void lane_enter_epoch(struct lane *lane);
 // Records the events that epoll reports for the lane.
 void lane_note_events(struct lane *lane, uint32_t events);

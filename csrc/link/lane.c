@@ -112,6 +112,12 @@ enum progress {
     PARSE_FAILS,   // malformed
 };
 
+// Returns whether the frame belongs to an epoch that is over. The owner does not see such a frame, even if its head
+// came before the epoch ended. The turn: no epoch begins meanwhile.
+static bool is_stale(const struct incoming *in) {
+    return frame_has_epoch(in->header.type) && in->header.epoch < in->lane->all->frames.now.epoch;
+}
+
 // HEAD -> PAYLOAD, or HEAD -> AHEAD.
 static enum progress take_head(struct lane *lane) {
     struct lanes *all = lane->all;
@@ -129,6 +135,7 @@ static enum progress take_head(struct lane *lane) {
     lanes_lock(all);
     struct wire_header now = all->frames.now;
     bool has_epoch = frame_has_epoch(in->header.type), ahead = has_epoch && in->header.epoch > now.epoch, good = true;
+    bool stale = is_stale(in);
     if (ahead) {
         lane->receiving = LANE_AHEAD;
     } else if (has_epoch && in->header.run != now.run) {
@@ -139,7 +146,7 @@ static enum progress take_head(struct lane *lane) {
         in->op = NULL;
         in->to = NULL;
         in->service = in->stands_for_chunk = false;
-        good = in->header.type == WIRE_LINK_HEARTBEAT ? in->length == 0 : all->events->head(all->context, in);
+        good = in->header.type == WIRE_LINK_HEARTBEAT ? in->length == 0 : stale || all->events->head(all->context, in);
         lane->consumed += FRAME_HEAD_BYTES + in->head.lead;
         lane->receiving = LANE_PAYLOAD;
     }
@@ -154,6 +161,17 @@ static void take_heartbeat(const struct incoming *in) {
     stats_beat(&in->from->stats, beat->clock_us, loaded, platform_now_ns());
 }
 
+// Forgets where the payload of the frame at hand was to go.
+static void discard(struct lane *lane) {
+    struct incoming *in = &lane->in;
+    lanes_assert_locked(lane->all);
+    in->op = NULL;
+    in->service = false;
+    in->to = NULL;
+    block_put(lane->all->frames.pool, in->block);
+    in->block = NULL;
+}
+
 // PAYLOAD -> HEAD.
 static enum progress take_payload(struct lane *lane) {
     struct incoming *in = &lane->in;
@@ -166,7 +184,7 @@ static enum progress take_payload(struct lane *lane) {
     lane->skip = in->head.padding;
     if (in->header.type == WIRE_LINK_HEARTBEAT)
         take_heartbeat(in);
-    else if (!lane->all->events->frame(lane->all->context, in))
+    else if (!is_stale(in) && !lane->all->events->frame(lane->all->context, in))
         return PARSE_FAILS;
     // The frame stands for a whole chunk: the other lanes have their turn, and the neighbour gets what can be
     // forwarded.
@@ -174,8 +192,9 @@ static enum progress take_payload(struct lane *lane) {
     return in->stands_for_chunk && another ? PARSE_YIELDS : PARSE_ON;
 }
 
-// AHEAD -> HEAD.
+// AHEAD -> HEAD; a frame of the epoch before, whose payload is coming, is discarded.
 void lane_enter_epoch(struct lane *lane) {
+    if (lane->receiving == LANE_PAYLOAD && is_stale(&lane->in)) discard(lane);
     if (lane->receiving != LANE_AHEAD) return;
     lane->receiving = LANE_HEAD;
     lane->unparsed = true;
@@ -425,14 +444,8 @@ static void drop_sending(struct lane *lane) {
 // Frames of the service outlive epochs, all others outlive the service.
 void lane_drop_frames(struct lane *lane, bool service) {
     lanes_assert_locked(lane->all);
-    struct incoming *in = &lane->in;
-    if (service ? in->service : in->op != NULL) {
-        in->op = NULL;
-        in->service = false;
-        in->to = NULL;
-        block_put(lane->all->frames.pool, in->block);
-        in->block = NULL;
-    }
+    const struct incoming *in = &lane->in;
+    if (service ? in->service : in->op != NULL) discard(lane);
     struct frame_queue all = lane->queue;
     lane->queue = (struct frame_queue){.last = &lane->queue.first};
     for (struct frame *frame; (frame = pop(&all)) != NULL;) {

@@ -5,6 +5,8 @@
 #include <pccl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -17,6 +19,7 @@
 #include "far_end.h"
 #include "deaf_owner.h"
 #include "data/slots.h"
+#include "data/core.h"
 #include "data/engine.h"
 #include "base/memory.h"
 #include "enter_epoch.h"
@@ -48,6 +51,8 @@ struct claim {
 static const struct wire_id mine = {{2}}, theirs = {{1}}, other = {{3}};
 static struct engine *engine;
 static struct transport *links[LINKS]; // the test's ends
+static int engine_ends[LINKS];         // borrowed
+static uint64_t epoch = 1;
 static uint8_t offered[RENDEZVOUS_NAME];
 static float data[COUNT];
 static uint64_t tag;
@@ -73,15 +78,19 @@ static struct wire_head hear(uint16_t type, int index, void *payload, size_t roo
     }
 }
 
-static void say(uint16_t type, const struct wire_head *head, const void *payload, size_t length) {
-    uint8_t before[HEAD];
+static void encode(uint8_t before[HEAD], uint16_t type, const struct wire_head *head, size_t length) {
     struct wire_header header = {.length = (uint32_t)(WIRE_HEAD_BYTES + length),
                                  .type = type,
                                  .run = 7,
                                  .generation = 1,
-                                 .epoch = type != WIRE_SYNC_LEAF};
+                                 .epoch = frame_has_epoch(type) ? epoch : 0};
     wire_header_encode(before, &header);
     wire_head_encode(before + WIRE_HEADER_BYTES, type, head);
+}
+
+static void say(uint16_t type, const struct wire_head *head, const void *payload, size_t length) {
+    uint8_t before[HEAD];
+    encode(before, type, head, length);
     REQUIRE(far_end_write(links[0], before, sizeof before));
     far_end_write(links[0], payload, length); // fails where the head alone has made the engine close the link
 }
@@ -126,6 +135,7 @@ static void begin(void) {
         AWAIT((end = socket_accept(listener, &from)) != -EAGAIN, usleep(100));
         REQUIRE(links[i] != NULL && end >= 0);
         close(listener);
+        engine_ends[i] = end;
         engine_add_link(engine, &mine, i, far_end_new(end));
     }
     struct wire_member members[2] = {{.id = theirs}, {.id = mine}};
@@ -631,6 +641,78 @@ static void test_slots(void) {
     close(unsealed);
 }
 
+// Writes to the direct link, and returns when the engine has read it.
+static void write_through(const uint8_t *bytes, size_t length) {
+    int unread = 1, unsent = 1;
+    REQUIRE(far_end_write(links[0], bytes, length));
+    AWAIT(ioctl(links[0]->fd, SIOCOUTQ, &unsent) == 0 && unsent == 0 && ioctl(engine_ends[0], FIONREAD, &unread) == 0 &&
+              unread == 0,
+          usleep(100));
+}
+
+// A frame of an honest neighbour whose bytes come partly in the epoch in which it was sent, and partly in the next one.
+static void test_cut_frames(void) {
+    enum { PAYLOAD = 64 };
+    static const size_t payloads[] = {
+        [WIRE_SMALL] = PAYLOAD,
+        [WIRE_ACK] = WIRE_ACK_BYTES,
+        [WIRE_SUPPLY] = PAYLOAD,
+        [WIRE_CHUNK] = PAYLOAD,
+        [WIRE_CODES] = PAYLOAD,
+        [WIRE_RESULT] = PAYLOAD,
+        [WIRE_MEMORY] = RENDEZVOUS_NAME,
+        [WIRE_SYNC_HASHES] = sizeof(uint64_t),
+        [WIRE_SYNC_LEAF] = WIRE_SLOT_BYTES,
+        [WIRE_CHUNK_IN] = WIRE_SLOT_BYTES,
+        [WIRE_EARLY] = PAYLOAD,
+        [WIRE_SMALL_IN] = WIRE_SLOT_BYTES,
+    };
+    static const char *const states[] = {"no operation", "an operation under way"};
+    uint8_t *slots;
+    int fd = memory_shared_new(SLOTS_BYTES, &slots);
+    REQUIRE(fd >= 0);
+    for (uint16_t type = WIRE_READY; type <= WIRE_SMALL_IN; type++) {
+        if (type == WIRE_LINK_HEARD || type == WIRE_LINK_PADDING) continue;
+        size_t payload = payloads[type], cuts[] = {WIRE_HEADER_BYTES, HEAD, HEAD + payload / 2};
+        bool bulk = type == WIRE_CHUNK || type == WIRE_CHUNK_IN || type == WIRE_EARLY;
+        for (int state = 0; state < (bulk ? 2 : 1); state++)
+            for (size_t c = 0; c < (payload > 0 ? 3 : 2); c++) {
+                check_case("a %s frame cut after %zu bytes, %s", wire_type_name(type), cuts[c], states[state]);
+                epoch = 1;
+                begin();
+                struct claim claim = true_claim();
+                answered(claim_with(&claim, length_of(&claim), fd));
+                REQUIRE(hear(WIRE_TAKEN, 0, NULL, 0).taken.slots == 0);
+                struct wire_head head = {.op = {.tag = 9, .sequence = 1, .fingerprint = fingerprint}}, decoded;
+                if (state == 1) takes_slots(&head);
+                if (type == WIRE_CHUNK_IN) head.chunk = (struct wire_chunk){.bytes = PAYLOAD};
+                if (type == WIRE_SMALL_IN) head.small_in.bytes = PLAN_SMALL_MAX;
+                if (type == WIRE_SYNC_HASHES) head.sync_hashes.count = 1;
+                if (type == WIRE_SYNC_ASK_HASHES || type == WIRE_SYNC_ASK) head.sync_ask.count = 1;
+                if (type == WIRE_SYNC_LEAF) head.sync_leaf.coding = WIRE_SYNC_SLOT;
+                if (bulk && state == 1 && type != WIRE_CHUNK_IN) memset(&head.chunk, 0, sizeof head.chunk);
+                uint8_t bytes[HEAD + PAYLOAD] = {0};
+                encode(bytes, type, &head, payload);
+                REQUIRE(wire_head_decode(bytes + WIRE_HEADER_BYTES, type, &decoded));
+                if (slots_are_named(&(struct incoming){.header.type = type, .head = head}))
+                    wire_slot_encode(bytes + HEAD, 0, 1);
+                write_through(bytes, cuts[c]);
+                struct wire_member members[2] = {{.id = theirs}, {.id = mine}};
+                enter_epoch(engine, 2, members, 2, 0);
+                engine_links_ready(engine, 2);
+                hear(WIRE_MEMORY, 0, NULL, 0); // of epoch 2
+                write_through(bytes + cuts[c], HEAD + payload - cuts[c]);
+                epoch = 2;
+                offer(offered); // whose frames are answered by the same link
+                CHECK(engine_has_link(engine, &mine, 0));
+                end();
+            }
+    }
+    epoch = 1;
+    memory_shared_unmap(slots, SLOTS_BYTES);
+    descriptor_close(fd);
+}
+
 // It sends no socket name, and claims nothing at another's.
 static void test_turned_off(void) {
     check_case("PCCL_SAME_HOST_MEMORY=0");
@@ -664,6 +746,7 @@ int main(void) {
     test_garbage();
     test_fork();
     test_slots();
+    test_cut_frames();
     test_turned_off();
     return check_status();
 }
