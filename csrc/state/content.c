@@ -10,6 +10,7 @@
 #include "device/device.h"
 
 enum {
+    ROOT_BYTES = 16,              // of an entry's hash
     UNIT_LEAVES = 16,             // leaves that a thread hashes at once
     UNIT_LEAVES_AT_DEVICE = 8192, // leaves that a device hashes at once, with many threads of its own
     THREADS_DEFAULT = 8,          // threads that hash, at most, unless PCCL_HASH_THREADS says otherwise
@@ -79,7 +80,8 @@ static pcclResult_t fill(struct content *content, const pcclSharedState_t *state
     }
     if (good) delta_layout_number(layout);
     if (good) content->leaves = calloc(layout->leaf_count + 1, sizeof *content->leaves);
-    if (content->leaves != NULL) return pcclSuccess;
+    content->roots = malloc(layout->count * ROOT_BYTES + 1);
+    if (content->leaves != NULL && content->roots != NULL) return pcclSuccess;
     return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
 }
 
@@ -105,6 +107,7 @@ void content_free(struct content *content) {
     while (content->queue_count > 0) device_close(content->queues[--content->queue_count]);
     free(content->layout.entries);
     free(content->leaves);
+    free(content->roots);
     free(content);
 }
 
@@ -165,7 +168,7 @@ bool content_hash(struct content *content, int64_t deadline) {
     hash_units(content, deadline);
     if (atomic_load(&content->next) < content->layout.leaf_count) return false;
     join_helpers(content);
-    content->hash = content_root(&content->layout, content->leaves);
+    content->hash = content_root(content, content->leaves);
     return true;
 }
 
@@ -184,17 +187,14 @@ const char *content_error(const struct content *content) {
     return failed == NULL ? NULL : device_error(failed);
 }
 
-struct wire_hash content_root(const struct delta_layout *layout, const uint64_t *leaves) {
-    static const struct wire_hash none;
-    uint8_t *bytes = malloc(layout->count * 16 + 1), *at = bytes;
-    if (bytes == NULL) return none; // equal to nobody's
+struct wire_hash content_root(struct content *content, const uint64_t *leaves) {
+    const struct delta_layout *layout = &content->layout;
+    uint8_t *at = content->roots;
     for (size_t i = 0; i < layout->count; i++) {
         struct hash128 root = hash_root(leaves + layout->entries[i].first_leaf, layout->entries[i].leaf_count);
         at = put(put(at, root.low, 8), root.high, 8);
     }
-    struct wire_hash hash = wire_hash_of(hash_xxh3_128(bytes, layout->count * 16));
-    free(bytes);
-    return hash;
+    return wire_hash_of(hash_xxh3_128(content->roots, layout->count * ROOT_BYTES));
 }
 
 bool content_is_of(const struct content *content, const pcclSharedState_t *state, const bool *read_only) {
@@ -226,8 +226,8 @@ struct range_set {
 static pthread_once_t torn_once = PTHREAD_ONCE_INIT;
 // taken before a fork, so that a child finds it free and the set whole
 static pthread_mutex_t torn_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct range everything = {0, UINTPTR_MAX}; // memory was refused for the set, so all counts as torn
 static struct range_set torn;
-static bool all_torn; // memory was refused for the set: everything counts as torn
 
 static void torn_hold(void) { pthread_mutex_lock(&torn_lock); }
 
@@ -274,15 +274,15 @@ static struct range_set set_of(const struct delta_layout *layout, const struct r
     return set;
 }
 
+static void replace_torn(struct range_set set) {
+    if (torn.ranges != &everything) free(torn.ranges);
+    torn = set;
+}
+
 void content_mark_torn(const struct delta_layout *layout) {
     torn_enter();
     struct range_set sum = set_of(layout, &torn);
-    if (sum.ranges == NULL) {
-        all_torn = true;
-    } else {
-        free(torn.ranges);
-        torn = sum;
-    }
+    replace_torn(sum.ranges != NULL ? sum : (struct range_set){&everything, 1});
     torn_release();
 }
 
@@ -309,14 +309,12 @@ void content_clear_torn(const struct delta_layout *layout) {
         struct range_set rest = {.ranges = malloc((torn.count + gone.count) * sizeof *rest.ranges)};
         if (gone.ranges != NULL && rest.ranges != NULL) {
             subtract(&torn, &gone, &rest);
-            free(torn.ranges);
-            torn = rest;
+            replace_torn(rest);
             rest.ranges = NULL;
         }
         free(gone.ranges);
         free(rest.ranges);
     }
-    all_torn = false;
     torn_release();
 }
 
@@ -334,7 +332,7 @@ static bool holds(const struct range_set *set, uintptr_t begin, uintptr_t end) {
 
 bool content_is_torn(const struct delta_layout *layout) {
     torn_enter();
-    bool found = all_torn;
+    bool found = false;
     for (size_t i = 0; i < layout->count && !found && torn.count > 0; i++) {
         uintptr_t begin = (uintptr_t)layout->entries[i].data;
         found = layout->entries[i].bytes > 0 && holds(&torn, begin, begin + layout->entries[i].bytes);

@@ -22,6 +22,7 @@ enum { CONTENT_THREADS_MOST = 64, CONTENT_DEVICES_MOST = 8 };
 struct content {
     struct delta_layout layout; // of the entries without the allow flag, in order
     uint64_t *leaves;           // their hashes, when content_hash has returned true
+    uint8_t *roots;             // room for the hashes of the entries, so that content_root needs no memory
     struct wire_hash mask, hash;
     struct wire_outline outline; // as the mask, of all entries
     atomic_uint_fast64_t next;   // leaf to be hashed
@@ -50,8 +51,8 @@ void content_set_wake(struct content *content, int wake);
 struct device_queue *content_failed_device(const struct content *content);
 // Why the memory of the content cannot be reached; NULL: no device has failed.
 const char *content_error(const struct content *content);
-// The content hash that these leaf hashes give in this layout.
-struct wire_hash content_root(const struct delta_layout *layout, const uint64_t *leaves);
+// Returns the content hash that these leaf hashes give. Uses `content->roots`.
+struct wire_hash content_root(struct content *content, const uint64_t *leaves);
 // Whether `content` was made of the same entries in the same memory, with the same flags. False also when memory was
 // refused.
 bool content_is_of(const struct content *content, const pcclSharedState_t *state, const bool *read_only);
@@ -62,7 +63,8 @@ bool content_is_of(const struct content *content, const pcclSharedState_t *state
 // Memory that was given back and is used for another state counts as the same, for nobody reports that. May be called
 // from any thread.
 
-// Records that a transfer into these entries was cut short.
+// Records that a transfer into these entries was cut short. Without memory for the record all memory counts as torn,
+// until it is cleared state by state.
 void content_mark_torn(const struct delta_layout *layout);
 // Records that a sync of these entries has succeeded, or that all of them were written anew.
 void content_clear_torn(const struct delta_layout *layout);

@@ -124,7 +124,11 @@ static void pump(struct sync *sync) {
         finish(sync, WIRE_SYNC_MISSING);
 }
 
+// Discards what still comes in answer to an earlier request.
 static void ask_hashes(struct sync *sync) {
+    size_t at = 0;
+    for (struct incoming *in; (in = lanes_next_service(sync->engine->lanes, &at)) != NULL;)
+        if (in->header.type == WIRE_SYNC_HASHES) in->to = NULL;
     uint64_t rest = sync->content->layout.leaf_count - sync->hashes;
     uint32_t count = rest < WIRE_SYNC_MAX_HASHES ? (uint32_t)rest : WIRE_SYNC_MAX_HASHES;
     struct wire_sync_ask ask = {sync->plan->round, sync->hashes, ++sync->sequence, count, 0};
@@ -205,7 +209,7 @@ static bool take_hashes(struct sync *sync, struct incoming *in) {
         ask_hashes(sync);
         return true;
     }
-    struct wire_hash root = content_root(&sync->content->layout, sync->theirs);
+    struct wire_hash root = content_root(sync->content, sync->theirs);
     if (wire_hash_equal(&root, &sync->plan->content)) {
         begin_leaves(sync);
         return true;
@@ -325,7 +329,7 @@ bool sync_note_leaves(struct sync *sync) {
     }
     const struct delta_entry *overwritten = torn ? NULL : find_overwritten(sync);
     if (overwritten != NULL) content->leaves[overwritten->first_leaf] = ~sync->theirs[overwritten->first_leaf];
-    content->hash = content_root(&content->layout, content->leaves);
+    content->hash = content_root(content, content->leaves);
     return torn || overwritten != NULL;
 }
 
