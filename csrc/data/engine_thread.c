@@ -299,7 +299,7 @@ static void await_device(struct call_table *call_table, struct op *op) {
 
 void engine_stop(struct engine *engine) {
     engine_lock(engine);
-    bool first = !engine->stopping;
+    bool first = !engine->stopping && engine->lanes != NULL; // an engine that engine_new gave up may have none
     engine->stopping = true;
     engine_wake(engine);
     engine_unlock(engine);
