@@ -10,7 +10,6 @@
 #include "device/device.h"
 
 enum {
-    ROOT_BYTES = 16,              // of an entry's hash
     UNIT_LEAVES = 16,             // leaves that a thread hashes at once
     UNIT_LEAVES_AT_DEVICE = 8192, // leaves that a device hashes at once, with many threads of its own
     THREADS_DEFAULT = 8,          // threads that hash, at most, unless PCCL_HASH_THREADS says otherwise
@@ -80,7 +79,7 @@ static pcclResult_t fill(struct content *content, const pcclSharedState_t *state
     }
     if (good) delta_layout_number(layout);
     if (good) content->leaves = calloc(layout->leaf_count + 1, sizeof *content->leaves);
-    content->roots = malloc(layout->count * ROOT_BYTES + 1);
+    content->roots = malloc(layout->count * sizeof(struct hash128) + 1);
     if (content->leaves != NULL && content->roots != NULL) return pcclSuccess;
     return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
 }
@@ -194,7 +193,7 @@ struct wire_hash content_root(struct content *content, const uint64_t *leaves) {
         struct hash128 root = hash_root(leaves + layout->entries[i].first_leaf, layout->entries[i].leaf_count);
         at = put(put(at, root.low, 8), root.high, 8);
     }
-    return wire_hash_of(hash_xxh3_128(content->roots, layout->count * ROOT_BYTES));
+    return wire_hash_of(hash_xxh3_128(content->roots, layout->count * sizeof(struct hash128)));
 }
 
 bool content_is_of(const struct content *content, const pcclSharedState_t *state, const bool *read_only) {
