@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -443,9 +442,12 @@ class Sharded:
         if self.keeper is not None and not_needed:
             self.keeper.close()
         elif self.keeper is not None:
-            with contextlib.suppress(HolderError):
+            _log.warning("%s", "leaves before the others have a whole snapshot without it: its part stays with the holder")
+            try:
                 for snapshot in self.keeper.snapshots:
                     self.keeper.store(snapshot)
+            except HolderError as error:
+                _log.error("%s", f"the holder has not got it: {error}; a loss now may cost the state")
             self.keeper.abandon()
         self._end(talk.abandon)
 
