@@ -16,12 +16,14 @@ _SOURCE = _CHECKOUT / "sim" / "command.py"
 
 
 def _unavailable(why: str) -> click.Command:
-    """Returns a command that refuses to run, with status 2, and says why in its help, too."""
+    """Returns a command that says why it cannot run: in its help, and else as its error, with status 2."""
 
     @click.command("sim", help=f"Simulate the protocol under faults. {why}", context_settings={"ignore_unknown_options": True})
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    def refuse(arguments: tuple[str, ...]) -> None:
-        raise click.UsageError(why)
+    @click.pass_context
+    def refuse(context: click.Context, arguments: tuple[str, ...]) -> None:
+        click.echo(f"Error: {why}", err=True)
+        context.exit(2)
 
     return refuse
 

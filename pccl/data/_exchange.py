@@ -6,7 +6,7 @@ import functools
 import hashlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import torch
@@ -28,17 +28,26 @@ def fingerprint(*settings: object) -> int:
     return zlib.crc32("\n".join(map(str, settings)).encode(errors="surrogateescape"))
 
 
-def require_same(
-    what: str, own: Terms, digests: Iterable[int], comm: Communicator, timeout: float | None, journal: Journal
-) -> None:
-    """RuntimeError, on all members alike, names the first setting that differs. `digests`: what they have told of their terms."""
+class HasTerms(Protocol):
+    """A sampler, or something else that reads data with other members."""
 
+    def _terms(self) -> Mapping[str, Any]:
+        """What all members pass alike."""
+
+
+def digest_of(data: HasTerms) -> int:
+    """Returns a number that differs where terms differ."""
+    return Terms(data._terms(), {}).digests()[0]
+
+
+def require_same(data: HasTerms, digests: Iterable[int], comm: Communicator, timeout: float | None, journal: Journal) -> None:
+    """RuntimeError, on all members alike, names the first setting that differs. `digests`: what they have told of their terms."""
     rank = rank_in(comm)
 
     def tell(content: bytes) -> list[bytes]:
         return [bytes(one) for _, *one in sorted(tell_all(comm, [rank, *content], timeout, journal).values())]
 
-    require_alike(what, own, [[one] for one in digests], tell, label_in(comm, rank), 0)
+    require_alike(type(data).__name__, Terms(data._terms(), {}), [[one] for one in digests], tell, label_in(comm, rank), 0)
 
 
 def require_state(state: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:

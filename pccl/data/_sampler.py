@@ -8,7 +8,7 @@ import os
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from pccl._journal import Journal
 from pccl.data import _reader
 from pccl.data._exchange import (
     TAG,
+    digest_of,
     require_dealt,
     require_order,
     require_same,
@@ -31,7 +32,6 @@ from pccl.data._exchange import (
 )
 from pccl.data._ledger import Ledger
 from pccl.data._members import communicator_of, founders, rank_in
-from pccl.state._agreement import Terms
 
 _log = logging.getLogger("pccl.data")
 
@@ -397,7 +397,7 @@ class ElasticSampler(DistributedSampler[Any]):
                 require_dealt(living, members)
                 pairs = zip(members, told.tolist(), strict=True)
                 rows = {member: row for member, row in pairs if member in living}
-                self._require_same((settings for _, _, settings in rows.values()), comm, timeout, journal)
+                require_same(self, (settings for _, _, settings in rows.values()), comm, timeout, journal)
                 return journal.once(self._take_commit, rows)
 
     def sync(self, comm: Communicator | None = None, timeout: float | None = None, *, keeps_open: bool = True) -> None:
@@ -414,7 +414,7 @@ class ElasticSampler(DistributedSampler[Any]):
         with self._lock, self._journal.call(comm, "sync") as journal:
             told = journal.once(lambda: self._told_at_sync(rank_in(comm), keeps_open=keeps_open))
             standing = tell_all(comm, told, timeout, journal)
-            self._require_same((settings for _, _, _, settings in standing.values()), comm, timeout, journal)
+            require_same(self, (settings for _, _, _, settings in standing.values()), comm, timeout, journal)
             flights = tell_all(comm, journal.once(self._told_in_flight, standing), timeout, journal)
             journal.once(self._take_sync, comm.uuid, standing, flights)
 
@@ -426,7 +426,7 @@ class ElasticSampler(DistributedSampler[Any]):
         taken = self._ledger.taken[self._place]
         self._marks.append(self._sealed)
         upto = self._marks[-1 - lag] if lag < len(self._marks) else taken
-        return [max(upto - taken, 0), self.epoch, self._digest()]
+        return [max(upto - taken, 0), self.epoch, digest_of(self)]
 
     def _take_commit(self, rows: Mapping[Any, Sequence[int]]) -> bool:
         self._ledger.extend(max(epoch for _, epoch, _ in rows.values()))
@@ -446,7 +446,7 @@ class ElasticSampler(DistributedSampler[Any]):
             if self._reader is not None:
                 self._reader.origin -= dropped
             self._kept = kept
-        return [rank, self._ledger.epoch, self._is_between, self._digest()]
+        return [rank, self._ledger.epoch, self._is_between, digest_of(self)]
 
     def _told_in_flight(self, standing: Mapping[Any, Sequence[int]]) -> list[int]:
         """A number that tells ledgers apart, what this member has in flight, and how much of that its program has got."""
@@ -475,12 +475,6 @@ class ElasticSampler(DistributedSampler[Any]):
         """What all members pass alike."""
         settings = {"seed": self.seed, "shuffle": bool(self.shuffle), "drop_last": bool(self._ledger.drop_last)}
         return {"number of samples": self._ledger.size, **settings, "global_batch_size": self.global_batch_size}
-
-    def _digest(self) -> int:
-        return Terms(self._terms(), {}).digests()[0]
-
-    def _require_same(self, digests: Iterable[int], comm: Communicator, timeout: float | None, journal: Journal) -> None:
-        require_same(type(self).__name__, Terms(self._terms(), {}), digests, comm, timeout, journal)
 
     def _share(self, count: int) -> int:
         members = len(self._ledger.members) or self.num_replicas

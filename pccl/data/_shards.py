@@ -19,6 +19,7 @@ from pccl._communicator import Communicator
 from pccl._journal import Journal
 from pccl.data._exchange import (
     TAG,
+    digest_of,
     fingerprint,
     require_dealt,
     require_order,
@@ -28,7 +29,6 @@ from pccl.data._exchange import (
     tell_all,
 )
 from pccl.data._members import communicator_of, founders, rank_in
-from pccl.state._agreement import Terms
 
 _log = logging.getLogger("pccl.data")
 
@@ -199,8 +199,8 @@ class ElasticShards:
         self._progress = Progress(len(shards), seed, shuffle=shuffle)
         names = [_name_of(one) for one in shards]
         settings = {"number of shards": len(shards), "seed": seed, "shuffle": bool(shuffle), "batch_size": batch_size}
-        self._same = Terms(settings | {f"name of shard {place}": name for place, name in enumerate(names)}, {})
-        self._digest = self._same.digests()[0]
+        self._same = settings | {f"name of shard {place}": name for place, name in enumerate(names)}
+        self._digest = digest_of(self)
         self._order = {"seed": seed, "shuffle": bool(shuffle), "names": fingerprint(*names)}
         self._lock = threading.RLock()
         self._place = 0
@@ -325,7 +325,7 @@ class ElasticShards:
             with self._journal.call(comm, "commit_step") as journal:
                 own = journal.once(self._told_at_commit, lag)
                 rows = tell_all(comm, own, timeout, journal)
-                self._require_same((row[0] for row in rows.values()), comm, timeout, journal)
+                require_same(self, (row[0] for row in rows.values()), comm, timeout, journal)
                 return journal.once(self._take_commit, rows)
 
     def sync(self, comm: Communicator | None = None, timeout: float | None = None, *, keeps_open: bool = True) -> None:
@@ -344,7 +344,7 @@ class ElasticShards:
             with self._journal.call(comm, "sync") as journal:
                 told = journal.once(lambda: self._told_at_sync(rank_in(comm), keeps_open=keeps_open))
                 rows = tell_all(comm, told, timeout, journal)
-                self._require_same((row[1] for row in rows.values()), comm, timeout, journal)
+                require_same(self, (row[1] for row in rows.values()), comm, timeout, journal)
                 journal.once(self._take_sync, comm.uuid, rows)
 
     # ---- what members tell each other; with the lock ----
@@ -388,10 +388,7 @@ class ElasticShards:
 
     def _terms(self) -> Mapping[str, Any]:
         """What all members pass alike."""
-        return self._same.always
-
-    def _require_same(self, digests: Iterable[int], comm: Communicator, timeout: float | None, journal: Journal) -> None:
-        require_same(type(self).__name__, self._same, digests, comm, timeout, journal)
+        return self._same
 
     def _drop(self) -> None:
         """Forgets what was given to the program and is not committed."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from pccl._address import parse_endpoints
@@ -25,6 +25,8 @@ from pccl.state._agreement import difference
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+T = TypeVar("T")
 
 GRACE_PART = 0.1
 """Of the timeout, for which ranks may disagree: the place of a rank may be that of an earlier attempt."""
@@ -166,7 +168,7 @@ class Board:
         attempt: dict[str, Any] = {"places": []}
         wrong_since = 0.0
         for _ in self._pauses(self._not_met):
-            places = [self._store.get(_place_key(rank)).decode() for rank in range(self.world_size)]
+            places = [self._get(_place_key(rank)) for rank in range(self.world_size)]
             if places != attempt["places"]:
                 attempt = {"name": uuid4().hex, "places": places, "problem": _problem(places, own)}
                 wrong_since = time.monotonic()
@@ -187,7 +189,7 @@ class Board:
         self._wait([_ATTEMPT_KEY], self._not_met)
         name = ""
         for _ in self._pauses(self._not_met):
-            attempt = _attempt(self._store.get(_ATTEMPT_KEY))
+            attempt = _attempt(self._get(_ATTEMPT_KEY))
             if self._is_in(attempt):
                 if attempt["problem"]:
                     raise BootstrapError(attempt["problem"])
@@ -195,7 +197,7 @@ class Board:
                     name = attempt["name"]
                     self._store.set(_key(name, "here", self.rank), "")
                 if self._store.check([_key(name, "all", 0)]):
-                    return dict(attempt)
+                    return attempt
         raise BootstrapError(self._missing("place", None))
 
     def _is_in(self, attempt: dict[str, Any]) -> bool:
@@ -255,9 +257,12 @@ class Board:
             return self._told[key]
         try:
             self._wait([key], lambda: f"rank {self.rank} waits for rank {writer}")
-            return str(self._store.get(key).decode())
+            return self._get(key)
         except RuntimeError as error:  # DistStoreError and DistNetworkError
             raise BootstrapError(self._missing(name, error, f"rank {writer}")) from None
+
+    def _get(self, key: str) -> str:
+        return str(self._store.get(key).decode(errors="replace"))
 
     def has_told(self, name: str, rank: int) -> bool:
         """Returns whether a rank has told a text. False if the store is lost."""
@@ -271,7 +276,7 @@ class Board:
 
         BootstrapError: another process has this rank, so that one rank is never there.
         """
-        other = _read(self._store.get(_place_key(self.rank)).decode())
+        other = _read(self._get(_place_key(self.rank)))
         if other.token != self._token:
             raise BootstrapError(
                 f"rank {self.rank} of {self.world_size} is there twice: another process at {other.address} has it, too; give "
@@ -281,7 +286,7 @@ class Board:
         if away:
             return self._not_called(away)
         if self._store.check([_DOUBT_KEY]):
-            doubt = _attempt(self._store.get(_DOUBT_KEY))
+            doubt = _attempt(self._get(_DOUBT_KEY))
             if doubt["problem"] and self._is_in(doubt):
                 return str(doubt["problem"])
         return "all ranks have called init_process_group, but not all have met"
@@ -300,7 +305,7 @@ class Board:
             return f"rank {self.rank} has lost the store of init_process_group, which rank 0 or its launcher serves: {error}"
         if name != "place":
             return f"rank {self.rank} has waited {limit} for {whom}, which has ended or hangs: see what it prints"
-        there = [_read(self._store.get(_place_key(rank)).decode()) for rank in range(self.world_size) if rank not in away]
+        there = [_read(self._get(_place_key(rank))) for rank in range(self.world_size) if rank not in away]
         others = {place.world_size for place in there} - {self.world_size}
         if others:
             return _disagree(self.world_size, self.rank, min(others), "others")
@@ -327,26 +332,35 @@ def _key(attempt: str, name: str, number: int) -> str:
     return f"pccl/{attempt}/{name}/{number}"
 
 
-def _read(text: str) -> Place:
-    """Returns the place that a rank has written. BootstrapError: it is none; whoever reaches the store may write to it."""
+def parsed(text: str, most: int, make: Callable[[Any], T]) -> T:
+    """Returns what `make` makes of JSON in the store. BootstrapError: it raises an error; whoever reaches the store may write."""
     try:
-        found = Place(**read_json(text.encode(), PLACE_BYTES))
-        if all(type(getattr(found, one.name)).__name__ == one.type for one in fields(found)):
-            return found
-    except (ValueError, TypeError):
-        pass
-    raise BootstrapError(f"{NO_MESSAGE}: {text!r:.100}")
-
-
-def _attempt(text: bytes) -> dict[str, Any]:
-    """Returns an attempt that rank 0 has named. BootstrapError: it is none."""
-    try:
-        found = read_json(text, ATTEMPT_BYTES)
-        if [type(found[key]) for key in ("name", "places", "problem")] == [str, list, str]:
-            return dict(found)
+        return make(read_json(text.encode(), most))
     except (ValueError, TypeError, LookupError):
-        pass
-    raise BootstrapError(f"{NO_MESSAGE}: {text!r:.100}")
+        raise BootstrapError(f"{NO_MESSAGE}: {text!r:.100}") from None
+
+
+def _read(text: str) -> Place:
+    """Returns the place that a rank has written."""
+
+    def make(told: dict[str, Any]) -> Place:
+        place = Place(**told)
+        if not all(type(getattr(place, one.name)).__name__ == one.type for one in fields(place)):
+            raise TypeError
+        return place
+
+    return parsed(text, PLACE_BYTES, make)
+
+
+def _attempt(text: str) -> dict[str, Any]:
+    """Returns an attempt that rank 0 has named."""
+
+    def make(told: dict[str, Any]) -> dict[str, Any]:
+        if not all(type(one) is str for one in (told["name"], told["problem"], *told["places"])):
+            raise TypeError
+        return told
+
+    return parsed(text, ATTEMPT_BYTES, make)
 
 
 def _problem(places: Sequence[str], own: Place) -> str:

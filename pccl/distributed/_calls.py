@@ -249,13 +249,13 @@ class Losses:
 class Asked:
     """A sum of the program, which may divide it by a size from before a loss. All members know alike which call is one.
 
-    `size` is the size that the caller has asked for before the call; 0: none. `content` is then a copy of `memory`.
+    `size` is the size that the caller has asked for before the call; 0: none. Else a copy of `memory` is kept.
     """
 
-    def __init__(self, size: int, memory: torch.Tensor, content: torch.Tensor | None) -> None:
+    def __init__(self, size: int, memory: torch.Tensor) -> None:
         self._size = size
-        self._tensors: tuple[torch.Tensor, torch.Tensor | None] | None = (memory, content)
-        self.stale = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        self._kept = (memory, memory.detach().clone()) if size else None
+        self._stale: torch.Tensor | None = None
         self.op: CollectiveOp | None = None
         self.previous: Asked | None = None
         self._left = self._before = 0
@@ -266,13 +266,24 @@ class Asked:
 
     def release(self) -> None:
         """Lets the tensors go: the next sum refers to this one."""
-        self._tensors = None
+        self._kept = None
 
     def left(self) -> int:
         """How many members it has ended with; if with an error, the sum before it. 0: it has not ended."""
-        if self._left == 0 and (self.op is None or self.op.done()) and self.before():
+        chain = [self]  # of sums that have ended; a program may wait for the last of thousands first
+        while chain[-1]._is_over() and chain[-1]._left == 0 and chain[-1].previous is not None:
+            chain.append(chain[-1].previous)
+        while chain and chain[-1]._note_end():
+            chain.pop()
+        return self._left
+
+    def _is_over(self) -> bool:
+        return self.op is None or self.op.done()
+
+    def _note_end(self) -> int:
+        if self._left == 0 and self._is_over() and (before := self.before()):
             succeeded = self.op is not None and self.op.c.result == Result.SUCCESS.value
-            self._left = self.op.c.info.local_world_size if succeeded and self.op is not None else self.before()
+            self._left = self.op.c.info.local_world_size if succeeded and self.op is not None else before
         return self._left
 
     def before(self) -> int:
@@ -283,16 +294,19 @@ class Asked:
 
     def shrunk(self) -> bool:
         """Whether members were lost since the sum before this one. False as long as either has not ended."""
-        left = self.left()
-        self.stale[0] = self._size not in (0, left)
-        return left < self.before()
+        return 0 < self.left() < self.before()
+
+    def vote(self) -> torch.Tensor:
+        """Returns whether the size is stale here. What members agree on takes its place, so it is made once."""
+        self._stale = torch.tensor([self._size not in (0, self.left())], dtype=torch.uint8, device="cpu")
+        return self._stale
 
     def refuse(self, losses: Losses, name: str) -> None:
-        """Gives the memory its content back if a rank has a stale size. PeerLostError."""
-        if not self.stale.item():
+        """Gives the memory its content back if a rank has a stale size, as agreed after a `vote`. PeerLostError."""
+        if self._stale is None or not self._stale.item():
             return
-        memory, content = self._tensors or (None, None)
-        if memory is not None and content is not None:
+        if self._kept is not None:
+            memory, content = self._kept
             memory.detach().copy_(content)
         text = "the caller, on this rank or another, asked for the size of the group before the call, and may divide by it"
         ranks, members = losses.view.lost_of(self._before)
@@ -429,18 +443,19 @@ class CoreCall:
 
     @property
     def _cut_short(self) -> bool:
-        lost = bool(self._op.c.result == Result.RANK_CONNECTION_LOST.value)
-        return lost or (self._asked is not None and self._asked.shrunk())
+        return self._is_lost or (self._asked is not None and self._asked.shrunk())
+
+    @property
+    def _is_lost(self) -> bool:
+        return bool(self._op.c.result == Result.RANK_CONNECTION_LOST.value)
 
     def advance(self) -> None:
         """Begins what follows after a loss, as far as it can be without waiting: the agreement, and the repetition."""
         self._end_if_broken()
         with _advancing:
             if self._agreement is None and self._number is not None and self._agrees and self._op.done() and self._cut_short:
-                lost = self._op.c.result == Result.RANK_CONNECTION_LOST.value
-                self._agreement = self._agree(
-                    self._name, self._number, None if lost or self._asked is None else self._asked.stale
-                )
+                stale = None if self._is_lost or self._asked is None else self._asked.vote()
+                self._agreement = self._agree(self._name, self._number, stale)
             agreement = self._agreement
             if self._again is not None and agreement is not None and self._repeated is None and agreement.done():
                 agreement.wait(None)

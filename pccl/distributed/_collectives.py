@@ -163,7 +163,7 @@ class Collectives(Arguments):
         view = self._launcher.view
         if size is None or op is not ReduceOp.SUM or view.fixed or not (memory.is_floating_point() or memory.is_complex()):
             return None
-        return Asked(size, memory, memory.detach().clone() if size else None)
+        return Asked(size, memory)
 
     def _sparse_all_reduce(self, tensor: Tensor, opts: Any, timeout: Limit, divisor: int | None, asked: int | None) -> Work:
         """Through a dense copy: it has the same meaning whoever is lost, where lists of indices would lack a part."""

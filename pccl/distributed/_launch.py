@@ -154,6 +154,7 @@ class Launcher(Losses):
         if len(living) == 1:
             if asked is not None:
                 if asked.shrunk():
+                    asked.vote()
                     asked.refuse(self, name)
                 asked.release()
             if scaled is not None and scaled[1] != 1:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pccl import _native
-from pccl._bounded import read_json
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
 from pccl._credentials import environment_has_some
@@ -20,7 +19,7 @@ from pccl._errors import ConnectError, PCCLError, reason_of
 from pccl._files import open_log
 from pccl._keys import KeysError
 from pccl._own_keys import INSECURE_VARIABLE, OwnKeys, check_folder, why_plain
-from pccl.distributed._board import NO_MESSAGE, PLACE_BYTES, Board, BootstrapError, Place
+from pccl.distributed._board import PLACE_BYTES, Board, BootstrapError, Place, parsed
 
 MASTERS_MOST = 3
 """A master and standbys that a job starts by itself, each on a node of its own; on a single node there are two."""
@@ -91,10 +90,7 @@ def _share_keys(board: Board, held: contextlib.ExitStack, *, local: bool) -> tup
             except (OSError, KeysError, PCCLError) as error:
                 problem = reason_of(error)
         board.tell("keys", 0, json.dumps([folder, problem]))
-    try:
-        folder, problem = map(str, read_json(board.read("keys", 0, 0).encode(), PLACE_BYTES))
-    except (ValueError, TypeError):
-        raise BootstrapError(NO_MESSAGE) from None
+    folder, problem = parsed(board.read("keys", 0, 0), PLACE_BYTES, lambda told: [str(told[place]) for place in (0, 1)])
     if folder:
         try:
             return check_folder(folder)

@@ -513,6 +513,17 @@ def test_keys_of_two_runs_are_told(monkeypatch, tmp_path):
 # ---- what goes wrong ----
 
 
+@pytest.mark.parametrize(
+    "text", ["[]", b"\xff", '{"name": "", "places": [1], "problem": ""}', '{"name": "", "places": 1, "problem": ""}']
+)
+def test_what_a_stranger_writes_to_the_store_is_refused(text):
+    """Whatever it is, the error is that of init_process_group."""
+    store = dist.HashStore()
+    store.set("pccl/attempt", text)
+    with pytest.raises(_board.BootstrapError, match="something else than what a rank writes"):
+        _bootstrap.connect(store, 1, 2, timedelta(seconds=PATIENCE))
+
+
 def test_ranks_that_do_not_come_are_named():
     with job(["0"] * 2, [4, 4]) as ranks:
         for rank in ranks:
