@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -128,9 +131,8 @@ def _take(pointer: Any) -> Diagnosis:
     """Reads a `pcclDiagnosis_t`, and frees it."""
     try:
         told = [pointer.members[i] for i in range(pointer.member_count)]
-        order = sorted((member.group, member.join_number) for member in told)
-        first = {group: at for at, (group, _) in reversed([*enumerate(order)])}
-        ranks = {number: at - first[group] for at, (group, number) in enumerate(order)}
+        places: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+        ranks = {number: next(places[group]) for group, number in sorted((one.group, one.join_number) for one in told)}
         members = tuple(_member(member, ranks[member.join_number]) for member in told)
         edges = tuple(_edge(pointer.edges[i], members) for i in range(pointer.edge_count))
         for i in range(pointer.number_count):

@@ -182,9 +182,9 @@ class Membership:
         """Reports which protections of this peer are missing, or there again, unless it did. The caller logs why."""
         changed = {name for name, one in missing.items() if one != (name in self._missing)}
         if changed:
-            self._missing ^= changed
             with contextlib.suppress(PCCLError):
                 self.report(**{MISSING + name: float(missing[name]) for name in changed})
+                self._missing ^= changed
 
     @property
     def event_file(self) -> str | None:

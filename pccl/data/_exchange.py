@@ -37,7 +37,7 @@ class HasTerms(Protocol):
 
 def digest_of(data: HasTerms) -> int:
     """Returns a number that differs where terms differ."""
-    return Terms(data._terms(), {}).digests()[0]
+    return Terms(data._terms()).digests()[0]
 
 
 def require_same(data: HasTerms, digests: Iterable[int], comm: Communicator, timeout: float | None, journal: Journal) -> None:
@@ -47,7 +47,7 @@ def require_same(data: HasTerms, digests: Iterable[int], comm: Communicator, tim
     def tell(content: bytes) -> list[bytes]:
         return [bytes(one) for _, *one in sorted(tell_all(comm, [rank, *content], timeout, journal).values())]
 
-    require_alike(type(data).__name__, Terms(data._terms(), {}), [[one] for one in digests], tell, label_in(comm, rank), 0)
+    require_alike(type(data).__name__, Terms(data._terms()), [[one] for one in digests], tell, label_in(comm, rank), 0)
 
 
 def require_state(state: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:

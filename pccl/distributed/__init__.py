@@ -106,7 +106,7 @@ def _load() -> None:
             __getattr__(name)
 
 
-if _sys.modules.get("torch") is None and _find_spec("torch") is None:
+if _find_spec("torch") is None:
     raise ModuleNotFoundError("pccl.distributed needs torch: pip install 'pccl[torch]'", name="torch")
 _loads_backends = _os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1" and _entry_points(
     group="torch.backends", name="pccl"

@@ -32,42 +32,37 @@ _ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__
 _BROADCAST = inspect.unwrap(dist.broadcast).__code__
 _TORCH_DISTRIBUTED = _ALL_REDUCE.co_filename
 _DIVIDE_FIRST = (
-    os.path.join(os.path.dirname(str(default_hooks.__file__)), ""),
-    os.path.join(os.path.dirname(str(model_averaging.__file__)), ""),
+    f"{os.path.dirname(str(default_hooks.__file__))}/",
+    f"{os.path.dirname(str(model_averaging.__file__))}/",
     str(data_parallel.__file__),
 )
 """The files and folders of torch in Python that divide by the size of the group before they reduce."""
 
-_TORCH = os.path.join(os.path.dirname(str(torch.__file__)), "")
-_LIBRARY = os.path.join(_TORCH, "_library", "")
-_FSDP2 = os.path.join(_TORCH, "distributed", "fsdp", "_fully_shard", "_fsdp_collectives.py")
+_TORCH = f"{os.path.dirname(str(torch.__file__))}/"
+_LIBRARY = f"{_TORCH}_library/"
+_FSDP2 = f"{_TORCH}distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 _FSDP1 = tuple(
-    os.path.join(_TORCH, "distributed", *parts)
-    for parts in (("fsdp", "_init_utils.py"), ("fsdp", "_runtime_utils.py"), ("algorithms", "_comm_hooks", "default_hooks.py"))
+    f"{_TORCH}distributed/{path}"
+    for path in ("fsdp/_init_utils.py", "fsdp/_runtime_utils.py", "algorithms/_comm_hooks/default_hooks.py")
 )
 """The files of FSDP that reduce gradients. FSDP1 reads the size when a model is wrapped, FSDP2 before each sum."""
 
-_PARTS = tuple(
-    os.path.join(_TORCH, *parts) for parts in (("distributed", "tensor", ""), ("distributed", "fsdp", ""), ("nn", "modules", ""))
-)
+_PARTS = tuple(f"{_TORCH}{folder}/" for folder in ("distributed/tensor", "distributed/fsdp", "nn/modules"))
 """The folders of torch whose other sums lack a part after a loss: DTensor, norms of shards, statistics of SyncBatchNorm."""
 
 UNKNOWN = 0
 """In place of a divisor: the result would be wrong after a loss, and nobody knows by how much."""
 
-_BUFFERS = (str(data_parallel.__file__), str(utils.__file__), os.path.join("accelerate", "utils", "random.py"))
+_BUFFERS = (str(data_parallel.__file__), str(utils.__file__), "accelerate/utils/random.py")
 """The files that broadcast, from rank 0, what all members have alike: parameters, buffers, states of random generators."""
 
-_SAMPLES = tuple(
-    os.path.join(*parts)
-    for parts in (
-        ("accelerate", "utils", "operations.py"),
-        ("transformers", "trainer_pt_utils.py"),
-        ("lightning", "fabric", "utilities", "distributed.py"),
-        ("lightning_fabric", "utilities", "distributed.py"),
-        ("torchmetrics", "utilities", "distributed.py"),
-        (str(utils.__file__),),
-    )
+_SAMPLES = (
+    "accelerate/utils/operations.py",
+    "transformers/trainer_pt_utils.py",
+    "lightning/fabric/utilities/distributed.py",
+    "lightning_fabric/utilities/distributed.py",
+    "torchmetrics/utilities/distributed.py",
+    str(utils.__file__),
 )
 """The files of frameworks that gather results of samples, of which each rank has its own; of torch one that compares shapes."""
 
@@ -79,7 +74,7 @@ _PASSING = (
     str(torch_contextlib.__file__),
     str(contextlib.__file__),
     str(torch._ops.__file__),
-    os.path.join(_TORCH, "distributed", "_functional_collectives.py"),
+    f"{_TORCH}distributed/_functional_collectives.py",
 )
 """The files through which a call passes on its way from such a file."""
 
@@ -109,10 +104,11 @@ Sizes = dict[CodeType, tuple[int, int]]
 def note_question(sizes: Sizes, size: int) -> None:
     """Notes that the program, or FSDP1 as it wraps a model, has asked for the size of a group."""
     frame = _origin(caller())
-    if frame is not None and (frame.f_code.co_filename in _FSDP1 or not frame.f_code.co_filename.startswith(_TORCH)):
-        place = frame.f_lasti
-        if not _cannot_divide(frame.f_code, place):
-            sizes[frame.f_code] = min(place, sizes.get(frame.f_code, (place, 0))[0]), size
+    if frame is None or (_file(frame).startswith(_TORCH) and _file(frame) not in _FSDP1):
+        return
+    code, place = frame.f_code, frame.f_lasti
+    if not _cannot_divide(code, place):
+        sizes[code] = min(place, sizes.get(code, (place, 0))[0]), size
 
 
 @functools.lru_cache(1024)
@@ -125,7 +121,7 @@ def _cannot_divide(code: CodeType, place: int) -> bool:
 def size_of_program(frame: FrameType | None, sizes: Sizes) -> int | None:
     """The size of the group that the caller of a sum has asked for before the call; 0: it has not; None: torch has called."""
     origin = _origin(frame)
-    if origin is None or origin.f_code.co_filename.startswith(_TORCH):
+    if origin is None or _file(origin).startswith(_TORCH):
         return None
     place, size = sizes.get(origin.f_code, (origin.f_lasti, 0))
     return size if place < origin.f_lasti else 0
@@ -189,9 +185,7 @@ def broadcasts_equals(frame: FrameType | None) -> bool:
 
 def _origin(frame: FrameType | None) -> FrameType | None:
     while frame is not None and (
-        frame.f_code.co_filename in _PASSING
-        or frame.f_code.co_filename.startswith(_LIBRARY)
-        or frame.f_code.co_name in _COMPREHENSIONS
+        _file(frame) in _PASSING or _file(frame).startswith(_LIBRARY) or frame.f_code.co_name in _COMPREHENSIONS
     ):
         frame = frame.f_back
     return frame

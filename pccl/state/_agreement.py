@@ -14,6 +14,7 @@ import hashlib
 import logging
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -44,12 +45,12 @@ class Terms(NamedTuple):
 
     always: Mapping[str, Any]
     """Also at a newcomer: the structure, and settings."""
-    at_start: Mapping[str, Any]
+    at_start: Mapping[str, Any] = MappingProxyType({})
     """Only where a run begins: members may have changed these numbers since, and a newcomer takes theirs."""
 
     def fixed(self) -> Terms:
         """The terms as they are now, which are to be equal always."""
-        return Terms(texts_of({**self.always, **self.at_start}), {})
+        return Terms(texts_of({**self.always, **self.at_start}))
 
     def digests(self) -> tuple[int, int]:
         """Numbers of 62 bits that differ where the terms differ."""
@@ -122,7 +123,7 @@ def text_of(value: Any) -> str:
     """The same text for equal numbers of whatever type, also in lists and dicts; the class of what has no plain value."""
     if isinstance(value, str):
         return value
-    if value is None or isinstance(value, bool | torch.dtype):
+    if isinstance(value, bool | torch.dtype):
         return str(value)
     if isinstance(value, numbers.Real):
         number = float(value)
@@ -138,13 +139,11 @@ def text_of(value: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """The class of a value by its name, without the module of the program itself."""
+    """The class of a value by its name, without the module of the program itself; "None" for None."""
     kind = type(value)
-    return (
-        kind.__qualname__
-        if kind.__module__ in ("builtins", "__main__", "__mp_main__")
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    if kind.__module__ in ("builtins", "__main__", "__mp_main__"):
+        return "None" if value is None else kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def layout_of(tensor: Any) -> str:
@@ -198,17 +197,14 @@ def terms_of_values(values: Mapping[str, Any]) -> Terms:
             at_start |= {f"{key} of {label}": one for key, one in value.state_dict().items()}
         elif not has_state(value):
             is_array = hasattr(value, "dtype") and bool(value.shape)
-            at_start[label] = layout_of(value) if is_array else "a number" if isinstance(value, numbers.Real) else _type_of(value)
+            at_start[label] = layout_of(value) if is_array else "a number" if isinstance(value, numbers.Real) else kind_of(value)
     return Terms(always, at_start)
-
-
-def _type_of(value: Any) -> str:
-    return "None" if value is None else kind_of(value)
 
 
 def joined(parts: Iterable[Terms]) -> Terms:
     """All terms of several parts; of two with one name the last."""
-    found = Terms({}, {})
-    for one in parts:
-        found = Terms({**found.always, **one.always}, {**found.at_start, **one.at_start})
-    return found
+    found: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    for always, at_start in parts:
+        found[0].update(always)
+        found[1].update(at_start)
+    return Terms(*found)

@@ -58,7 +58,7 @@ def snapshot(
         members, sums = journal.step(functools.partial(_living, comm), numbers, timeout)
         own = members.index(comm.uuid)
         if len(members) * sums[1] != sums[0] * sums[0]:  # by Cauchy and Schwarz equal for equal numbers only
-            talk, terms = Talk(comm, members, own, "settings", timeout), Terms({"copies or code of Snapshots": redundancy}, {})
+            talk, terms = Talk(comm, members, own, "settings", timeout), Terms({"copies or code of Snapshots": redundancy})
             require_alike("snapshot", terms, [[0], [1]], talk.gather_bytes, label_in(comm, comm.rank), own)
         if sums[2]:
             raise ProtectionError(f"snapshots fail: {failure or 'those of another member; see its log'}", "snapshot")
