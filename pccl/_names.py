@@ -85,6 +85,8 @@ def with_ranks(text: str, members: Sequence[UUID], names: Mapping[UUID, str]) ->
     """Returns a text of C with ranks in place of "peer": "rank 3 (host-a, ab12cdef)"."""
     for rank, member in enumerate(members):
         digits = short(member)
+        if digits not in text:
+            continue
         if names.get(member):
             text = text.replace(f"peer {names[member]} ({digits}", f"rank {rank} ({names[member]}, {digits}")
         text = text.replace(f"peer {digits}", f"rank {rank}")

@@ -197,11 +197,8 @@ class ElasticShards:
         self._shards, self._read, self._batch_size, self._collate = shards, read, batch_size, collate
         self._comm = communicator
         self._progress = Progress(len(shards), seed, shuffle=shuffle)
-        names = [_name_of(one) for one in shards]
-        settings = {"number of shards": len(shards), "seed": seed, "shuffle": bool(shuffle), "batch_size": batch_size}
-        self._same = settings | {f"name of shard {place}": name for place, name in enumerate(names)}
+        self._order = {"seed": seed, "shuffle": bool(shuffle), "names": fingerprint(*map(_name_of, shards))}
         self._digest = digest_of(self)
-        self._order = {"seed": seed, "shuffle": bool(shuffle), "names": fingerprint(*names)}
         self._lock = threading.RLock()
         self._place = 0
         self._era = 0
@@ -388,7 +385,9 @@ class ElasticShards:
 
     def _terms(self) -> Mapping[str, Any]:
         """What all members pass alike."""
-        return self._same
+        settings = {"number of shards": len(self._shards), "seed": self._order["seed"], "shuffle": self._order["shuffle"]}
+        names = {f"name of shard {place}": _name_of(one) for place, one in enumerate(self._shards)}
+        return {**settings, "batch_size": self._batch_size, **names}
 
     def _drop(self) -> None:
         """Forgets what was given to the program and is not committed."""

@@ -517,7 +517,7 @@ def test_keys_of_two_runs_are_told(monkeypatch, tmp_path):
     "text", ["[]", b"\xff", '{"name": "", "places": [1], "problem": ""}', '{"name": "", "places": 1, "problem": ""}']
 )
 def test_what_a_stranger_writes_to_the_store_is_refused(text):
-    """Whatever it is, the error is that of init_process_group."""
+    """init_process_group raises BootstrapError for any content."""
     store = dist.HashStore()
     store.set("pccl/attempt", text)
     with pytest.raises(_board.BootstrapError, match="something else than what a rank writes"):

@@ -44,7 +44,7 @@ def test_nothing_is_known_of_a_sum_behind_one_that_has_not_ended():
 
 
 def test_what_members_have_agreed_on_stays():
-    """However often a rank looks at the sum that has not asked for the size itself, as while it waits for other calls."""
+    """A rank that has not asked for the size may look at the sum again, as while it waits for other calls."""
     asked = chain(SUMS)[SUMS // 2]
     assert asked.shrunk()
     asked.vote()[0] = 1  # another rank has asked
