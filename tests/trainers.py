@@ -209,9 +209,9 @@ class Trainer:
             launch = self.group._launcher.launch
             kind = {"reduce": "ALL_REDUCE", "broadcast": "BROADCAST"}[moment]
 
-            def launch_and_die(asked: Any, *arguments: Any, **named: Any) -> Any:
-                begun = launch(asked, *arguments, **named)
-                if asked.name == kind:
+            def launch_and_die(collective: Any, *arguments: Any, **named: Any) -> Any:
+                begun = launch(collective, *arguments, **named)
+                if collective.name == kind:
                     die()
                 return begun
 

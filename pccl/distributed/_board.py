@@ -21,7 +21,6 @@ from pccl._credentials import environment_has_some
 from pccl._errors import PCCLError, PCCLTimeoutError, Result
 from pccl._keys import KeysError, fingerprint, read_file
 from pccl._waits import FIRST_SECONDS, WaitLog
-from pccl.state._agreement import difference
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -374,11 +373,11 @@ def _problem(places: Sequence[str], own: Place) -> str:
                 f"the ranks have different masters: PCCL_MASTER is {own.masters} for rank 0 and {other.masters} for rank {rank}; "
                 "give all of them the same"
             )
-        options = ({"membership": one.membership, "stands_in": str(one.stands_in)} for one in (own, other))
-        if found := difference(*options):
-            name, mine, theirs = found
-            text = f'rank 0 has the {name} "{mine}" and rank {rank} "{theirs}"; give all ranks the same Options({name}=)'
-            return text + " or PCCL_MEMBERSHIP" * (name == "membership")
+        for name in ("membership", "stands_in"):
+            mine, theirs = getattr(own, name), getattr(other, name)
+            if mine != theirs:
+                text = f'rank 0 has the {name} "{mine}" and rank {rank} "{theirs}"; give all ranks the same Options({name}=)'
+                return text + " or PCCL_MEMBERSHIP" * (name == "membership")
         if bool(other.keys) != bool(own.keys):
             has, lacks = (0, rank) if own.keys else (rank, 0)
             return f"rank {has} has PCCL_KEYS, and rank {lacks} has not; give all ranks the keys of the run, or none"
