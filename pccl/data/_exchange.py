@@ -6,7 +6,7 @@ import functools
 import hashlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 import torch
@@ -28,19 +28,12 @@ def fingerprint(*settings: object) -> int:
     return zlib.crc32("\n".join(map(str, settings)).encode(errors="surrogateescape"))
 
 
-class HasTerms(Protocol):
-    """A sampler, or something else that reads data with other members."""
-
-    def _terms(self) -> Mapping[str, Any]:
-        """What all members pass alike."""
-
-
-def digest_of(data: HasTerms) -> int:
-    """Returns a number that differs where terms differ."""
+def digest_of(data: Any) -> int:
+    """Returns a number that differs where the terms of a sampler or of shards differ."""
     return Terms(data._terms()).digests()[0]
 
 
-def require_same(data: HasTerms, digests: Iterable[int], comm: Communicator, timeout: float | None, journal: Journal) -> None:
+def require_same(data: Any, digests: Iterable[int], comm: Communicator, timeout: float | None, journal: Journal) -> None:
     """RuntimeError, on all members alike, names the first setting that differs. `digests`: what they have told of their terms."""
     rank = rank_in(comm)
 

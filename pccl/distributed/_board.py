@@ -7,11 +7,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from pccl._address import parse_endpoints
@@ -24,8 +24,6 @@ from pccl._waits import FIRST_SECONDS, WaitLog
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-
-T = TypeVar("T")
 
 GRACE_PART = 0.1
 """Of the timeout, for which ranks may disagree: the place of a rank may be that of an earlier attempt."""
@@ -331,35 +329,25 @@ def _key(attempt: str, name: str, number: int) -> str:
     return f"pccl/{attempt}/{name}/{number}"
 
 
-def parsed(text: str, most: int, make: Callable[[Any], T]) -> T:
-    """Returns what `make` makes of JSON in the store. BootstrapError: it raises an error; whoever reaches the store may write."""
-    try:
-        return make(read_json(text.encode(), most))
-    except (ValueError, TypeError, LookupError):
-        raise BootstrapError(f"{NO_MESSAGE}: {text!r:.100}") from None
+def parsed(text: str, most: int, kinds: Mapping[Any, str]) -> Any:
+    """Returns what JSON in the store has under the keys of `kinds`, whose values are the names of types.
+
+    BootstrapError: it has not; whoever reaches the store may write to it.
+    """
+    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
+        found = read_json(text.encode(), most)
+        if all(type(found[key]).__name__ == kind for key, kind in kinds.items()):
+            return {key: found[key] for key in kinds}
+    raise BootstrapError(f"{NO_MESSAGE}: {text!r:.100}")
 
 
 def _read(text: str) -> Place:
-    """Returns the place that a rank has written."""
-
-    def make(told: dict[str, Any]) -> Place:
-        place = Place(**told)
-        if not all(type(getattr(place, one.name)).__name__ == one.type for one in fields(place)):
-            raise TypeError
-        return place
-
-    return parsed(text, PLACE_BYTES, make)
+    return Place(**parsed(text, PLACE_BYTES, {one.name: str(one.type) for one in fields(Place)}))
 
 
 def _attempt(text: str) -> dict[str, Any]:
-    """Returns an attempt that rank 0 has named."""
-
-    def make(told: dict[str, Any]) -> dict[str, Any]:
-        if not all(type(one) is str for one in (told["name"], told["problem"], *told["places"])):
-            raise TypeError
-        return told
-
-    return parsed(text, ATTEMPT_BYTES, make)
+    found: dict[str, Any] = parsed(text, ATTEMPT_BYTES, {"name": "str", "places": "list", "problem": "str"})
+    return found
 
 
 def _problem(places: Sequence[str], own: Place) -> str:

@@ -90,7 +90,7 @@ def _share_keys(board: Board, held: contextlib.ExitStack, *, local: bool) -> tup
             except (OSError, KeysError, PCCLError) as error:
                 problem = reason_of(error)
         board.tell("keys", 0, json.dumps([folder, problem]))
-    folder, problem = parsed(board.read("keys", 0, 0), PLACE_BYTES, lambda told: [str(told[place]) for place in (0, 1)])
+    folder, problem = parsed(board.read("keys", 0, 0), PLACE_BYTES, {0: "str", 1: "str"}).values()
     if folder:
         try:
             return check_folder(folder)
