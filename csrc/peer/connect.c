@@ -68,6 +68,7 @@ static pcclResult_t connect_collect(struct communicator *c, uint64_t *value) {
     }
     c->phase = COMMUNICATOR_CONNECTED;
     member_adopt(c->core, &c->ticket.view);
+    engine_is_only_caller(c->engine, true);   // it may compute before its first operation, while others wait in theirs
     if (c->numbers_new) wake_signal(c->wake); // for the control thread to tell them
     return pcclSuccess;
 }

@@ -79,6 +79,14 @@ class Caller:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def background(self) -> None:
+        """Computes while a thread waits, and then makes its own first call, for which the other member waits."""
+        thread = threading.Thread(target=self.reduce, args=(2,))
+        thread.start()
+        time.sleep(4 * LIMIT)
+        self.reduce(1)
+        thread.join(PATIENCE)
+
     def apart(self) -> str:
         """Waits while another thread of the program computes, which then calls what the other member waits for."""
         began = threading.Event()
@@ -184,3 +192,12 @@ def test_another_thread_may_make_the_call(monkeypatch):
             members[1].tell("call", "reduce", tag)
         assert [members[1].answer() for _ in range(3)] == [""] * 3
         assert members[0].answer() == ""
+
+
+def test_the_thread_that_has_connected_may_make_the_call(monkeypatch):
+    with callers(monkeypatch, 2) as members:
+        members[0].tell("background")
+        for tag in (1, 2):
+            members[1].tell("call", "reduce", tag)
+        assert [members[1].answer() for _ in range(2)] == ["", ""]
+        members[0].answer()
