@@ -41,6 +41,27 @@ if TYPE_CHECKING:
     from pccl._results import Contributors
 
 
+class LossReason(Enum):
+    """Reason why a member is gone."""
+
+    UNKNOWN = _C.pccl_ext_loss_unknown
+    """Another master served the run then, or it was long ago."""
+    DIED = _C.pccl_ext_loss_died
+    """Its connection to the master ended: the process or its host died."""
+    SILENT = _C.pccl_ext_loss_silent
+    """It sent no heartbeat: it hangs or is stopped, or nothing of it reaches the master."""
+    UNREACHABLE = _C.pccl_ext_loss_unreachable
+    """Its links to other members failed, or it lost the master."""
+    EXPELLED = _C.pccl_ext_loss_expelled
+    """The operator removed it, or it broke a rule."""
+    DRAINED = _C.pccl_ext_loss_drained
+    """The operator drained it."""
+    LEFT = _C.pccl_ext_loss_left
+    """It left, as it had announced."""
+    ENDED = _C.pccl_ext_loss_ended
+    """Its program closed the communicator."""
+
+
 class Result(Enum):
     """How a call of the C library ended."""
 
@@ -143,12 +164,18 @@ class PCCLError(Exception):
 class PeerLostError(PCCLError):
     """The op was aborted because a member of the group was lost. Launched again, it runs among the survivors.
 
-    `ranks` and `names`: of a collective over a group, the ranks and names of the members that are lost. A name is "" if the
-    member has none.
+    `ranks`, `names` and `reasons`: of a collective over a group, the ranks and names of the members that are lost, and why. A
+    name is "" if the member has none.
     """
 
     ranks: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    reasons: tuple[LossReason, ...] = ()
+
+    @property
+    def reason(self) -> LossReason | None:
+        """Reason of the first of the lost members. None: the error names no member."""
+        return self.reasons[0] if self.reasons else None
 
 
 class TooFewPeersError(PCCLError):

@@ -28,6 +28,7 @@ PUBLIC = {
         "ConnectError",
         "ConnectionFailedError",
         "JoinError",
+        "LossReason",
         "Left",
         "OperationCancelledError",
         "PCCLError",

@@ -20,6 +20,7 @@ from pccl._errors import ConnectError as ConnectError
 from pccl._errors import ConnectionFailedError as ConnectionFailedError
 from pccl._errors import JoinError as JoinError
 from pccl._errors import Left as Left
+from pccl._errors import LossReason as LossReason
 from pccl._errors import OperationCancelledError as OperationCancelledError
 from pccl._errors import ParityError as ParityError
 from pccl._errors import PCCLError as PCCLError

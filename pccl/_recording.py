@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pccl._enums import DataType, ReduceOp
-from pccl._errors import Result
+from pccl._errors import LossReason, Result
 from pccl._loader import _C, _ffi
 
 MAGIC = b"pcclevt\0"
@@ -92,7 +92,7 @@ def _snake(name: str) -> str:
 
 
 @functools.lru_cache(1024)  # texts are made once, not for each event
-def _name(enum: type[DataType] | type[ReduceOp] | type[Result], number: int) -> str:
+def _name(enum: type[DataType] | type[LossReason] | type[ReduceOp] | type[Result], number: int) -> str:
     try:
         return str(enum(number).name).lower()
     except ValueError:
@@ -375,7 +375,7 @@ def _event(kind: int, body: bytes, opened: float, ended_ns: int, result: int) ->
         case "joined":
             return {"member": uuid.hex()[:8], "name": text, "epoch": a}
         case "left":
-            return {"member": uuid.hex()[:8], "text": text, "epoch": a}
+            return {"member": uuid.hex()[:8], "text": text, "epoch": a, "reason": _name(LossReason, b)}
         case "vote":
             return {"name": text, "epoch": a, "members": b}
         case "takeover":

@@ -317,6 +317,18 @@ pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uu
     return pcclSuccess;
 }
 
+pcclResult_t pccl_ext_peer_loss(const pcclComm_t *comm, const pcclRankUuid_t *uuid, pccl_ext_loss_t *reason_out,
+                                char *out, size_t capacity) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(uuid);
+    REQUIRE_NOT_NULL(reason_out);
+    REQUIRE_NOT_NULL(out);
+    if (capacity == 0) return detail_fail(pcclInvalidArgument, "capacity must not be 0");
+    const struct wire_id *id = (const struct wire_id *)(const void *)uuid;
+    *reason_out = (pccl_ext_loss_t)communicator_why_lost(comm->communicator, id, out, capacity);
+    return pcclSuccess;
+}
+
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);

@@ -153,6 +153,21 @@ pcclResult_t pccl_ext_comm_leaving(const pcclComm_t *comm, pcclRankUuid_t *uuids
 // The name of a peer: of a member of the run, of one that was lost not long ago, or of this one. Writes "" for a peer
 // that is not known or has no name. Always ends with a zero, cut to `capacity`; 64 bytes hold every name.
 pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity);
+// Reason why a member is gone. The numbers are those of enum wire_loss_reason (net/wire_control.h).
+typedef enum pccl_ext_loss {
+    pccl_ext_loss_unknown = 0,     // another master served the run then, or it was long ago
+    pccl_ext_loss_died = 1,        // its connection to the master ended
+    pccl_ext_loss_silent = 2,      // it hangs, or nothing of it reaches the master
+    pccl_ext_loss_unreachable = 3, // its links to other members failed, or it lost the master
+    pccl_ext_loss_expelled = 4,    // by the operator, or because it broke a rule
+    pccl_ext_loss_drained = 5,     // the operator asked for it, and an update vote took it out
+    pccl_ext_loss_left = 6,        // as it had announced
+    pccl_ext_loss_ended = 7,       // its program closed the communicator
+} pccl_ext_loss_t;
+// Writes why a member was lost, of those lost not long ago, and what the master says of it. The text is cut to
+// `capacity` with a zero at the end; 80 bytes hold every text.
+pcclResult_t pccl_ext_peer_loss(const pcclComm_t *comm, const pcclRankUuid_t *uuid, pccl_ext_loss_t *reason_out,
+                                char *out, size_t capacity);
 // The live state in a few words: "idle", "connecting", "registered" (a newcomer that waits to be let in), "accepted
 // epoch 5", "dead: expelled: ...". Always ends with a zero, cut to `capacity`.
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity);

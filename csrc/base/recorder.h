@@ -49,7 +49,7 @@ enum recorder_kind {
     RECORDER_CALL,          // text: a call that waits for others, such as update_topology; ended by its answer
     RECORDER_EPOCH,         // a: its number; b: members
     RECORDER_JOINED,        // id, text: the name; a: the epoch
-    RECORDER_LEFT,          // id, text: why or the name; a: the epoch
+    RECORDER_LEFT,          // id, text: why or the name; a: the epoch; b: enum wire_loss_reason
     RECORDER_VOTE,          // of a master: a vote has ended. text: its name; a: members
     RECORDER_MASTER_LOST,   // text: why
     RECORDER_MASTER_FOUND,  // text: its address

@@ -238,9 +238,9 @@ void breaks_tick(struct breaks *breaks, struct membership *table, struct peer_gr
     breaks->due_ns = INT64_MAX;
     breaks->hearing_ns = 0;
     for (struct blame culprit; (culprit = find_culprit(breaks, table)).peer != NULL;)
-        membership_expel(table, culprit.peer,
-                         "its links failed twice: to %u of the %u other members, reported by %u members",
-                         culprit.broken, group->count - 1, culprit.reporters);
+        membership_expel_for(table, culprit.peer, WIRE_LOSS_UNREACHABLE,
+                             "its links failed twice: to %u of the %u other members, reported by %u members",
+                             culprit.broken, group->count - 1, culprit.reporters);
     expel_disputed(breaks, table, group);
     bool down = false; // not so if a malformed frame of an older group epoch was reported
     for (uint32_t i = 0; i < breaks->count; i++) down |= breaks->pairs[i].pending;

@@ -277,7 +277,8 @@ enum candidate_verdict candidate_judge(struct candidate *candidate, struct membe
     if (exclude_newcomers(candidate, table)) return CANDIDATE_REPAIRS;
     for (uint32_t i = 0; i < candidate->count; i++)
         if (!candidate->order[i]->answered)
-            membership_expel(table, candidate->order[i], "it did not report its links in time");
+            membership_expel_for(table, candidate->order[i], WIRE_LOSS_UNREACHABLE,
+                                 "it did not report its links in time");
     candidate->judged = true;
     if (table->gone_count == 0) blame_accepted(candidate, table, breaks);
     return CANDIDATE_REPAIRS;

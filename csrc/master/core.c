@@ -129,7 +129,7 @@ static void refuse_resume(struct master_core *core, const struct resumption *fro
     if (!from->resume->accepted && (before == NULL || !before->accepted)) {
         struct wire_hello hello = from->resume->hello;
         if (before != NULL) {
-            membership_drop(table, before, LOG_INFO, "it reconnects");
+            membership_drop(table, before, WIRE_LOSS_DIED, LOG_INFO, "it reconnects");
             settle(core);
         }
         gather_enrol(&core->gather, &core->run, from->conn, from->source, &hello);
@@ -214,7 +214,8 @@ static void on_moved(struct run *run, struct peer_record *peer) {
     } else if (peer->accepted && quorum_unheard(&run->quorum, table, 1) == QUORUM_GIVES_UP) {
         run_give_up(run);
     } else {
-        membership_drop(table, peer, LOG_WARN, "it seeks another master, because this one was silent");
+        membership_drop(table, peer, WIRE_LOSS_UNREACHABLE, LOG_WARN,
+                        "it seeks another master, because this one was silent");
     }
 }
 
@@ -310,7 +311,10 @@ static void on_message(struct run *run, struct peer_record *peer, const struct w
     } else if (header->type == WIRE_LEAVE) {
         quorum_ended(&run->quorum, peer);
         run->left |= peer->accepted;
-        membership_drop(table, peer, LOG_INFO, "it left");
+        if (peer->leaving)
+            membership_drop(table, peer, WIRE_LOSS_LEFT, LOG_INFO, "it left, as announced");
+        else
+            membership_drop(table, peer, WIRE_LOSS_ENDED, LOG_INFO, "its program closed the communicator");
     } else if (header->type != WIRE_LINKED && header->type != WIRE_PRECOPY && !peer->accepted) {
         membership_expel(table, peer, "it sent %s before it was admitted", wire_type_name(header->type));
     } else if (!decode(run, header, body, &message)) {
@@ -327,7 +331,7 @@ static void on_message(struct run *run, struct peer_record *peer, const struct w
 static void lose(struct run *run, struct peer_record *peer, const char *why) {
     run->table.by_conn[peer->conn] = 0;
     quorum_ended(&run->quorum, peer);
-    membership_drop(&run->table, peer, LOG_INFO, why);
+    membership_drop(&run->table, peer, WIRE_LOSS_DIED, LOG_INFO, why);
 }
 
 // ---- what connections say, and how they go ----
@@ -362,6 +366,7 @@ const struct actions *core_remove(struct master_core *core, int64_t now_ns, cons
     } else if (remove->at_update) {
         struct wire_leaving leaving = {.id = remove->id, .within_ms = WIRE_WITHIN_UNKNOWN, .at_update = 1};
         actions_log(&table->actions, LOG_NOTICE, "the operator drains %s", membership_label_at(peer).chars);
+        peer->drained = true;
         run_leaving(&core->run, peer, &leaving);
     } else {
         membership_expel(table, peer, "the operator removed it");
@@ -454,8 +459,8 @@ static void expel_silent(struct run *run) {
         if (!peer->used) continue;
         int64_t deadline = arrival_deadline_ns(&peer->heard, table->limit_ns);
         if (deadline <= table->now_ns)
-            membership_expel(table, peer, "no heartbeat for %.1f s",
-                             (double)(table->now_ns - peer->heard.at_ns) / (double)SECOND_NS);
+            membership_expel_for(table, peer, WIRE_LOSS_SILENT, "no heartbeat for %.1f s",
+                                 (double)(table->now_ns - peer->heard.at_ns) / (double)SECOND_NS);
         else
             table->silence_at = platform_earlier(table->silence_at, deadline);
     }

@@ -364,7 +364,7 @@ static bool yield(struct gather *gather, struct run *run) {
                 "again to join it");
         else
             // by itself, since nobody has told it why
-            membership_drop(table, peer, LOG_INFO, "it reconnects, for the older run");
+            membership_drop(table, peer, WIRE_LOSS_DIED, LOG_INFO, "it reconnects, for the older run");
     }
     return true;
 }

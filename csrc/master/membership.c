@@ -178,7 +178,7 @@ void membership_send(struct membership *table, struct peer_record *peer) {
     if (peer->accepted)
         table->out_of_memory = true;
     else
-        membership_drop(table, peer, LOG_ERR, "the master is out of memory");
+        membership_drop(table, peer, WIRE_LOSS_EXPELLED, LOG_ERR, "the master is out of memory");
 }
 
 void membership_send_group(struct membership *table, const struct peer_group *group) {
@@ -190,14 +190,29 @@ void membership_send_text(struct membership *table, struct peer_record *peer, en
     membership_send(table, peer);
 }
 
-static void leave(struct membership *table, struct peer_record *peer, enum log_level level, const char *how,
-                  const char *why) {
+void membership_note_lost(struct membership *table, const struct wire_id *id, enum wire_loss_reason reason,
+                          const char *why) {
+    struct wire_gone *gone = &table->lost_members[table->lost_count++];
+    *gone = (struct wire_gone){.id = *id, .reason = (uint8_t)reason};
+    snprintf(gone->why, sizeof gone->why, "%s", why);
+}
+
+static void leave(struct membership *table, struct peer_record *peer, enum wire_loss_reason reason,
+                  enum log_level level, const char *why) {
     struct peer_text place = membership_label_at(peer);
-    if (peer->accepted) actions_event(&table->actions, RECORDER_LEFT, table->number, 0, &peer->member.id, why);
-    if (peer->accepted)
-        actions_log(&table->actions, level > LOG_NOTICE ? level : LOG_NOTICE, "%s %s: %s", how, place.chars, why);
-    else
-        actions_log_stranger(&table->actions, level, "%s newcomer, %s: %s", how, place.chars, why);
+    if (peer->accepted) {
+        membership_note_lost(table, &peer->member.id, reason, why);
+        actions_event(&table->actions, RECORDER_LEFT, table->number, reason, &peer->member.id, why);
+        bool failed = wire_loss_is_failure(reason), ended = reason == WIRE_LOSS_ENDED;
+        actions_log(&table->actions, level > LOG_NOTICE ? level : LOG_NOTICE, "%s %s%s%s: %s",
+                    failed  ? "lost"
+                    : ended ? "left"
+                            : wire_loss_name(reason),
+                    place.chars, failed ? ", " : "", failed ? wire_loss_name(reason) : "", why);
+    } else {
+        actions_log_stranger(&table->actions, level, "%s newcomer, %s: %s", level == LOG_WARN ? "refused" : "lost",
+                             place.chars, why);
+    }
     peer->gone = true;
     table->gone_count++;
     if (table->by_conn[peer->conn] == 0) return; // the connection went first
@@ -205,11 +220,13 @@ static void leave(struct membership *table, struct peer_record *peer, enum log_l
     actions_close(&table->actions, peer->conn);
 }
 
-void membership_drop(struct membership *table, struct peer_record *peer, enum log_level level, const char *why) {
-    if (!peer->gone) leave(table, peer, level, "lost", why);
+void membership_drop(struct membership *table, struct peer_record *peer, enum wire_loss_reason reason,
+                     enum log_level level, const char *why) {
+    if (!peer->gone) leave(table, peer, reason, level, why);
 }
 
-void membership_expel(struct membership *table, struct peer_record *peer, const char *format, ...) {
+void membership_expel_for(struct membership *table, struct peer_record *peer, enum wire_loss_reason reason,
+                          const char *format, ...) {
     if (peer->gone) return;
     char why[WIRE_MAX_TEXT + 1];
     va_list arguments;
@@ -218,7 +235,7 @@ void membership_expel(struct membership *table, struct peer_record *peer, const 
     va_end(arguments);
     membership_send_text(table, peer, peer->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
     if (peer->gone) return; // for want of memory
-    leave(table, peer, LOG_WARN, peer->accepted ? "expelled" : "refused", why);
+    leave(table, peer, reason, LOG_WARN, why);
 }
 
 // ---- hosts whose newcomers fail ----

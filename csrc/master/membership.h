@@ -50,6 +50,7 @@ struct peer_record {
     uint8_t vote;                  // wire_vote_kind of the open vote, or 0
     bool leaving;                  // it has announced that it leaves, within `leaves_ns` if that is known (INT64_MAX)
     bool leaves_at_update;         // the next update vote that passes takes it out
+    bool drained;                  // that was the wish of the operator
     int64_t leaves_ns;
     int64_t waits_since;     // since its vote was opened; of a newcomer, since it came
     struct wire_waits waits; // what it has told that its program waits for, at `waits_ns`
@@ -126,6 +127,7 @@ struct membership {
     int64_t silence_at;                // no peer counts as silent before
     uint32_t count;                    // of `order`
     bool lost, changed;                // a loss, or a changed group, that no epoch tells of yet
+    uint32_t lost_count;               // of lost_members
     uint32_t open[WIRE_VOTE_SYNC + 1]; // votes, by wire_vote_kind
     int64_t warn_at;                   // when it is looked who waits for whom; INT64_MAX: nobody waits
     int64_t deadlock_at;               // when it is looked for a deadlock (master/deadlock); INT64_MAX: nobody waits
@@ -136,9 +138,10 @@ struct membership {
     // From here on nothing is read before it is written, so that nobody pays for clearing it.
     struct peer_record peers[WIRE_MAX_MEMBERS];
     struct peer_group groups[WIRE_MAX_MEMBERS];
-    struct peer_record *order[WIRE_MAX_MEMBERS];  // accepted peers, group by group, in ring order
-    struct wire_member members[WIRE_MAX_MEMBERS]; // of membership_epoch
-    struct wire_id left[WIRE_MAX_MEMBERS];        // of left_run
+    struct peer_record *order[WIRE_MAX_MEMBERS];     // accepted peers, group by group, in ring order
+    struct wire_member members[WIRE_MAX_MEMBERS];    // of membership_epoch
+    struct wire_id left[WIRE_MAX_MEMBERS];           // of left_run
+    struct wire_gone lost_members[WIRE_MAX_MEMBERS]; // accepted peers that are gone, and no epoch has told yet
 };
 
 void membership_init(struct membership *table, int64_t limit_ns, uint64_t id_key, int64_t now_ns);
@@ -215,10 +218,15 @@ static inline struct wire_buffer *membership_frame(struct membership *table) { r
 void membership_send(struct membership *table, struct peer_record *peer);
 void membership_send_group(struct membership *table, const struct peer_group *group);
 void membership_send_text(struct membership *table, struct peer_record *peer, enum wire_type type, const char *text);
+// Notes that a member is gone, for the next epoch.
+void membership_note_lost(struct membership *table, const struct wire_id *id, enum wire_loss_reason reason,
+                          const char *why);
 // The peer is out; its connection is closed.
-void membership_drop(struct membership *table, struct peer_record *peer, enum log_level level, const char *why);
+void membership_drop(struct membership *table, struct peer_record *peer, enum wire_loss_reason reason,
+                     enum log_level level, const char *why);
 // The same, told to the peer: EXPELLED, or REFUSED for a newcomer.
-void membership_expel(struct membership *table, struct peer_record *peer, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void membership_expel_for(struct membership *table, struct peer_record *peer, enum wire_loss_reason reason,
+                          const char *format, ...) __attribute__((format(printf, 4, 5)));
+#define membership_expel(table, peer, ...) membership_expel_for(table, peer, WIRE_LOSS_EXPELLED, __VA_ARGS__)
 
 #endif

@@ -28,7 +28,10 @@ static void forget(struct run *run, struct peer_record *peer) {
 
 static void send_epoch(struct run *run, uint8_t reason) {
     struct membership *table = &run->table;
-    struct wire_epoch_commit message = {.reason = reason, .quorum = quorum_announced(&run->quorum, table)};
+    struct wire_epoch_commit message = {.reason = reason,
+                                        .quorum = quorum_announced(&run->quorum, table),
+                                        .gone_count = table->lost_count,
+                                        .gone = table->lost_members};
     message.epoch = membership_epoch(table, table->number, table->order, table->count);
     message.epoch.votes_ended = run->votes_ended;
     if (!quorum_sign(&run->signer, membership_header(table), &message)) table->out_of_memory = true;
@@ -43,6 +46,7 @@ static void send_epoch(struct run *run, uint8_t reason) {
         wire_encode_epoch_commit(membership_frame(table), membership_header(table), &message);
         membership_send_group(table, group);
     }
+    table->lost_count = 0;
 }
 
 static void enter_group_epoch(struct run *run, struct peer_group *group) {
@@ -157,7 +161,10 @@ static bool release_leaving(struct run *run) {
         quorum_ended(&run->quorum, peer);
         wire_encode_empty(membership_frame(table), membership_header(table), WIRE_LEFT);
         membership_send(table, peer);
-        membership_drop(table, peer, LOG_INFO, "it left, as announced");
+        if (peer->drained)
+            membership_drop(table, peer, WIRE_LOSS_DRAINED, LOG_INFO, "the operator drained it");
+        else
+            membership_drop(table, peer, WIRE_LOSS_LEFT, LOG_INFO, "it left, as announced");
     }
     return table->gone_count > 0;
 }
@@ -402,6 +409,7 @@ static void start(struct run *run) {
     table->generation = 1;
     table->number = 0;
     table->lost = table->changed = false;
+    table->lost_count = 0;
     run->next_join = 1;
     run->left = false;
     run->votes_ended = 0;

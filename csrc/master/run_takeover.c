@@ -91,7 +91,11 @@ static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
     uint32_t here = 0;
     for (uint32_t i = begin; i < end; i++) {
         const struct survivor *survivor = survivors_member(t->survivors, t->config, i);
-        if (survivor == NULL) continue;
+        if (survivor == NULL) {
+            membership_note_lost(t->table, &t->config->members[i].id, WIRE_LOSS_UNKNOWN,
+                                 "it did not come to the master that took the run up");
+            continue;
+        }
         if (here++ == 0) group = membership_ensure_group(t->table, t->config->members[begin].group);
         struct peer_record *peer = membership_add(t->table, survivor->conn, &t->config->members[i]);
         peer->accepted = true;

@@ -56,6 +56,7 @@ enum {
     SIZES = WIRE_MAX_MEMBERS * (4 + 4),
     PAST = WIRE_MAX_PAST * (OP_NAME + 1 + 2),
     LOSSES = WIRE_MAX_MEMBERS * (8 + 4 * 4),
+    GONE = WIRE_MAX_MEMBERS * (ID + 1 + 1 + WIRE_MAX_WHY),
     RESUME_LISTS = WIRE_MAX_NAME + ADDRESSES + OUTLINE + SIZES + MEMBERS + PAST + LOSSES,
 };
 
@@ -73,7 +74,7 @@ static const struct {
     TEXT(REFUSED),
     RANGE(CANDIDATE, 4 + EPOCH, MEMBERS),
     RANGE(LINKED, 4 + 4 + 4, IDS + WIRE_MAX_MEMBERS),
-    RANGE(EPOCH, 1 + EPOCH + QUORUM + WIRE_SIGNATURE_BYTES, MEMBERS),
+    RANGE(EPOCH, 1 + EPOCH + QUORUM + WIRE_SIGNATURE_BYTES + 4, MEMBERS + GONE),
     EXACT(VOTE, 1),
     EXACT(OUTCOME, 1 + 1 + 8),
     EXACT(HEARTBEAT, 0),
@@ -143,7 +144,8 @@ static const struct {
     DATA(SMALL_IN),
 };
 
-_Static_assert(4 + EPOCH + MEMBERS <= WIRE_MAX_CONTROL_BYTES, "an epoch fits a control frame");
+_Static_assert(5 + EPOCH + QUORUM + WIRE_SIGNATURE_BYTES + MEMBERS + GONE <= WIRE_MAX_CONTROL_BYTES,
+               "an epoch fits a control frame");
 _Static_assert(VERDICT + WIRE_MAX_TEXT + IDS <= WIRE_MAX_CONTROL_BYTES, "a verdict fits a control frame");
 _Static_assert(4 + REPORTS <= WIRE_MAX_CONTROL_BYTES, "a report fits a control frame");
 _Static_assert(RESUME + RESUME_LISTS <= (int)WIRE_MAX_CONTROL_BYTES, "what a peer knows fits a control frame");

@@ -154,6 +154,12 @@ static void visit_losses(struct cursor *c, uint32_t *count, struct wire_loss *lo
     }
 }
 
+const char *wire_loss_name(uint8_t reason) {
+    static const char *const names[] = {"unknown",  "died",    "silent", "unreachable",
+                                        "expelled", "drained", "left",   "ended"};
+    return names[reason];
+}
+
 // ---- messages, in the order of their numbers ----
 
 static void visit_identity(struct cursor *c, struct wire_hello *m) {
@@ -218,6 +224,17 @@ static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
     visit_epoch(c, &m->epoch);
     visit_quorum(c, &m->quorum);
     cursor_bytes(c, m->signature, sizeof m->signature);
+    cursor_count(c, &m->gone_count, WIRE_MAX_MEMBERS);
+    EACH(c, i, m->gone_count) {
+        struct wire_gone unwanted, *gone = m->gone != NULL ? &m->gone[i] : &unwanted;
+        uint8_t length = c->writes ? (uint8_t)strnlen(gone->why, WIRE_MAX_WHY) : 0;
+        if (!c->writes) *gone = (struct wire_gone){0};
+        visit_id(c, &gone->id);
+        cursor_range(c, &gone->reason, WIRE_LOSS_UNKNOWN, WIRE_LOSS_ENDED);
+        cursor_range(c, &length, 0, WIRE_MAX_WHY);
+        if (!c->bad) cursor_bytes(c, gone->why, length);
+        if (cursor_judges(c)) cursor_expect(c, strnlen(gone->why, length) == length);
+    }
 }
 
 static void visit_donors(struct cursor *c, struct wire_donors *m) {

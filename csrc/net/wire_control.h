@@ -2,6 +2,7 @@
 #ifndef PCCL_NET_WIRE_CONTROL_H
 #define PCCL_NET_WIRE_CONTROL_H
 
+#include "net/wire_loss.h"
 #include "net/wire_seen.h"
 
 // Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next. Nobody is
@@ -84,6 +85,8 @@ struct wire_epoch_commit {
     struct wire_epoch epoch;
     struct wire_quorum quorum;
     uint8_t signature[WIRE_SIGNATURE_BYTES]; // of the master (master/quorum); all 0: the run has no keys
+    uint32_t gone_count;                     // of all groups
+    struct wire_gone *gone;                  // decode: caller's array of WIRE_MAX_MEMBERS, or NULL: not wanted
 };
 
 enum wire_vote_kind {

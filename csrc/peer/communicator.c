@@ -305,12 +305,14 @@ struct wire_limits communicator_limits(struct communicator *c) {
 
 enum { NAMED = 3 }; // in one text
 
-void communicator_lost_note(struct lost_members *lost, const struct wire_id *id, const struct wire_name *name,
+void communicator_lost_note(struct lost_members *lost, const struct wire_member *member, const struct wire_gone *gone,
                             uint64_t epoch) {
     uint32_t place = lost->count++ % COMMUNICATOR_LOST_MOST;
-    lost->list[place].id = *id;
-    lost->list[place].name = *name;
+    lost->list[place].id = member->id;
+    lost->list[place].name = member->name;
     lost->list[place].epoch = epoch;
+    lost->list[place].reason = gone == NULL ? WIRE_LOSS_UNKNOWN : gone->reason;
+    snprintf(lost->list[place].why, sizeof lost->list[place].why, "%s", gone == NULL ? "" : gone->why);
 }
 
 static uint32_t kept_lost(const struct lost_members *lost) {
@@ -323,6 +325,20 @@ const struct wire_name *communicator_lost_name(const struct lost_members *lost, 
     return NULL;
 }
 
+enum wire_loss_reason communicator_why_lost(struct communicator *c, const struct wire_id *id, char *out,
+                                            size_t capacity) {
+    enum wire_loss_reason reason = WIRE_LOSS_UNKNOWN;
+    communicator_begin(c);
+    out[0] = 0;
+    for (uint32_t i = 0; i < kept_lost(&c->lost); i++) {
+        if (!wire_id_equal(&c->lost.list[i].id, id)) continue;
+        reason = c->lost.list[i].reason;
+        snprintf(out, capacity, "%s", c->lost.list[i].why);
+    }
+    communicator_finish(c, pcclSuccess);
+    return reason;
+}
+
 uint32_t communicator_lost_tell(const struct lost_members *lost, uint64_t after, char *out, size_t capacity) {
     uint32_t told = 0, room = kept_lost(lost);
     size_t at = 0;
@@ -330,8 +346,9 @@ uint32_t communicator_lost_tell(const struct lost_members *lost, uint64_t after,
     for (uint32_t i = lost->count - room; i != lost->count; i++) {
         uint32_t place = i % COMMUNICATOR_LOST_MOST;
         if (lost->list[place].epoch <= after || told++ >= NAMED) continue;
-        at += (size_t)snprintf(out + at, capacity - at, "%s%s", at > 0 ? ", " : "",
-                               peer_label(&lost->list[place].id, &lost->list[place].name).chars);
+        at += (size_t)snprintf(out + at, capacity - at, "%s%s, %s", at > 0 ? "; " : "",
+                               peer_label(&lost->list[place].id, &lost->list[place].name).chars,
+                               wire_loss_name(lost->list[place].reason));
         if (at >= capacity) at = capacity - 1;
     }
     if (told > NAMED) snprintf(out + at, capacity - at, " and %u more", told - NAMED);

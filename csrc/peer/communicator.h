@@ -72,6 +72,9 @@ pcclResult_t communicator_view(struct communicator *c, struct member_view *out);
 struct wire_id communicator_id(struct communicator *c);
 // The name of a peer: of a member of the run, or of one that was lost not long ago. False: it is not known.
 bool communicator_peer_name(struct communicator *c, const struct wire_id *id, struct wire_name *out);
+// Writes why a member was lost, and returns the reason: WIRE_LOSS_UNKNOWN and "" if it is not known.
+enum wire_loss_reason communicator_why_lost(struct communicator *c, const struct wire_id *id, char *out,
+                                            size_t capacity);
 // Path of the file of its flight recorder, cut to `capacity` > 0; "": there is none.
 void communicator_events_path(struct communicator *c, char *out, size_t capacity);
 // Blocks until an operator asks where the threads of the program stand. False: the communicator is being stopped.

@@ -40,6 +40,8 @@ struct lost_members {
         struct wire_id id;
         struct wire_name name;
         uint64_t epoch; // that it is not in any more
+        uint8_t reason; // wire_loss_reason
+        char why[WIRE_MAX_WHY + 1];
     } list[COMMUNICATOR_LOST_MOST];
 };
 
@@ -121,7 +123,8 @@ pcclResult_t communicator_check_no_ops(const struct communicator *c);
 // A state machine for the next attempt; the lock is not held. NULL when memory is refused.
 struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id);
 
-void communicator_lost_note(struct lost_members *lost, const struct wire_id *id, const struct wire_name *name,
+// `gone`: what the master says of it, or NULL.
+void communicator_lost_note(struct lost_members *lost, const struct wire_member *member, const struct wire_gone *gone,
                             uint64_t epoch);
 // The name of a member that was lost. NULL: it is not known.
 const struct wire_name *communicator_lost_name(const struct lost_members *lost, const struct wire_id *id);

@@ -220,20 +220,28 @@ static void tell_waiting(struct control *t) {
     LOG_LIMITED(&t->waiting_log, without ? LOG_ERR : LOG_NOTICE, "%s%s", who, member_waits_why(core));
 }
 
-// Logs and notes which members of the group are lost.
-static void note_epoch(struct control *t, const struct epoch *epoch) {
-    const struct epoch *known = t->known;
-    char address[64];
-    recording_epoch(t->c->recorder, member_id(t->c->core), t->c->params.group, known, epoch);
+// Logs and notes which members of the group are lost, and why.
+static void note_epoch(struct control *t, const struct member_action *action) {
+    const struct epoch *known = t->known, *epoch = action->epoch;
+    char address[64], rank[32];
+    recording_epoch(t->c->recorder, member_id(t->c->core), t->c->params.group, known, action);
     for (uint32_t i = 0; epoch->lost && known != NULL && known->run == epoch->run && i < known->ring.count; i++) {
         const struct wire_member *member = &known->ring.members[i];
+        const struct wire_gone *gone = member_action_gone(action, &member->id);
+        uint8_t reason = gone == NULL ? WIRE_LOSS_UNKNOWN : gone->reason;
+        uint32_t before = 0;
         if (epoch_ring_has(&epoch->ring, &member->id)) continue;
+        for (uint32_t k = 0; k < known->ring.count; k++)
+            before += known->ring.members[k].join_number < member->join_number;
+        snprintf(rank, sizeof rank, "rank %u", before);
         pthread_mutex_lock(&t->c->lock);
-        communicator_lost_note(&t->c->lost, &member->id, &member->name, epoch->group_epoch);
+        communicator_lost_note(&t->c->lost, member, gone, epoch->group_epoch);
         pthread_mutex_unlock(&t->c->lock);
-        LOG_LIMITED(&t->loss_log, LOG_NOTICE, "%s at %s lost; members left in the group: %u",
-                    peer_label(&member->id, &member->name).chars,
-                    socket_address_format(address, sizeof address, &member->address), epoch->ring.count);
+        LOG_LIMITED(&t->loss_log, LOG_NOTICE, "%s at %s %s (%s%s%s); members left in the group: %u",
+                    peer_label_with(&member->id, &member->name, rank).chars,
+                    socket_address_format(address, sizeof address, &member->address),
+                    reason <= WIRE_LOSS_EXPELLED ? "lost" : "left", wire_loss_name(reason), gone == NULL ? "" : ": ",
+                    gone == NULL ? "" : gone->why, epoch->ring.count);
     }
     t->known = epoch_get(epoch);
     epoch_put(known);
@@ -255,7 +263,7 @@ static void perform(struct control *t, const struct member_action *action, int64
         break;
     case MEMBER_MISSED_LOSS: engine_missed_loss(c->engine, action->group_epoch); break;
     case MEMBER_ENTER_EPOCH:
-        note_epoch(t, action->epoch);
+        note_epoch(t, action);
         engine_enter_epoch(t->c->engine, action->epoch);
         break;
     case MEMBER_LINKS_READY: engine_links_ready(c->engine, action->group_epoch); break;

@@ -19,6 +19,12 @@ void member_output_fini(struct member_output *output) {
     memset(output, 0, sizeof *output);
 }
 
+const struct wire_gone *member_action_gone(const struct member_action *action, const struct wire_id *id) {
+    for (uint32_t i = 0; i < action->gone_count; i++)
+        if (wire_id_equal(&action->gone[i].id, id)) return &action->gone[i];
+    return NULL;
+}
+
 struct member_action *member_act(struct member_output *out, enum member_action_kind kind) {
     static _Thread_local struct member_action refused; // written and never read
     if (!GROW(out->actions, out->capacity, out->count, ACTIONS_LEAST)) {

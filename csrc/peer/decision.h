@@ -56,6 +56,8 @@ struct member_action {
     bool anew, spare, waits, again;
     uint64_t group_epoch;
     const struct epoch *epoch;
+    const struct wire_gone *gone; // of it: who is out, of all groups
+    uint32_t gone_count;
     const struct wire_verdict *verdict;
     const struct wire_sync_plan *plan;
     const struct wire_sync_end *end;
@@ -84,6 +86,9 @@ enum member_tensors {
     MEMBER_TENSORS_RECEIVED, // wholly
     MEMBER_TENSORS_TORN,
 };
+
+// Returns what an epoch says of a member that is out of it. NULL: nothing.
+const struct wire_gone *member_action_gone(const struct member_action *action, const struct wire_id *id);
 
 enum member_judgement { MEMBER_ACCEPT, MEMBER_PARK, MEMBER_REJECT };
 

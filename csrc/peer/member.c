@@ -139,14 +139,18 @@ static void recovered(struct member *m, int64_t now, struct member_output *out) 
 }
 
 // The own group has changed since `before`, which is NULL for a newcomer.
-static void enter_group_epoch(struct member *m, enum wire_reason reason, const struct epoch *before, int64_t now,
-                              struct member_output *out) {
+static void enter_group_epoch(struct member *m, const struct wire_epoch_commit *commit, const struct epoch *before,
+                              int64_t now, struct member_output *out) {
+    uint8_t reason = commit->reason;
     // A loss may come in place of the epoch that mends what broke before it.
     bool mends = reason == WIRE_REASON_RELINK || reason == WIRE_REASON_LOSS || member_is_seeking(m);
     struct mesh_event at = event_of(m, now);
     if (!mesh_begin_epoch(&m->mesh, &at, before, m->epoch, mends)) out->failed = true;
     if (m->epoch->lost) recovery_note_loss(&m->recovery, &m->view);
-    member_act(out, MEMBER_ENTER_EPOCH)->epoch = m->epoch;
+    struct member_action *action = member_act(out, MEMBER_ENTER_EPOCH);
+    action->epoch = m->epoch;
+    action->gone = commit->gone;
+    action->gone_count = commit->gone_count;
 }
 
 static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit, int64_t now,
@@ -173,8 +177,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     m->view = view;
     recovery_note_epoch(&m->recovery, commit, m->epoch);
     leaving_enter(&m->leaving, m->epoch);
-    if (epoch->group_epoch > (before == NULL ? 0 : before->group_epoch))
-        enter_group_epoch(m, commit->reason, before, now, out);
+    if (epoch->group_epoch > (before == NULL ? 0 : before->group_epoch)) enter_group_epoch(m, commit, before, now, out);
     epoch_put(before);
     if (commit->reason == WIRE_REASON_UPDATE || commit->reason == WIRE_REASON_ORDER) mesh_end_candidate(&m->mesh, out);
     struct mesh_event at = event_of(m, now);
@@ -358,7 +361,7 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
         return true;
     }
     case WIRE_EPOCH: {
-        struct wire_epoch_commit commit = {.epoch.members = m->members};
+        struct wire_epoch_commit commit = {.epoch.members = m->members, .gone = m->gone};
         if (!joined || !wire_decode_epoch_commit(body, length, &commit)) return false;
         enter_epoch(m, &commit, now, out);
         return true;

@@ -33,6 +33,7 @@ struct member {
     struct leaving leaving;
     // decoding
     struct wire_member members[WIRE_MAX_MEMBERS];
+    struct wire_gone gone[WIRE_MAX_MEMBERS]; // of the last EPOCH
     struct wire_verdict verdict;
     struct wire_sync_plan plan;
     struct wire_sync_end end;

@@ -131,8 +131,8 @@ with MasterNode("127.0.0.1:0") as master:
     said = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=True).stderr
     for name, join in (("red", 1), ("green", 2)):
         assert re.search(rf"master: admitted peer {name} \(\w{{8}}, join {join}\) at 127\.0\.0\.1:\d+", said), said
-    assert re.search(r"master: lost peer green \(\w{8}, rank 1, join 2\) at 127\.0\.0\.1:\d+", said), said
-    assert re.search(r"peer: peer green \(\w{8}\) at 127\.0\.0\.1:\d+ lost", said), said
+    assert re.search(r"master: left peer green \(\w{8}, rank 1, join 2\) at 127\.0\.0\.1:\d+", said), said
+    assert re.search(r"peer: peer green \(\w{8}, rank 1\) at 127\.0\.0\.1:\d+ left \(ended: ", said), said
 
 
 def test_tables_show_names(master: MasterNode) -> None:

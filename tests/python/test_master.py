@@ -314,9 +314,9 @@ def test_what_a_master_logs_unless_told_otherwise():
     assert len(lines) == len(err.splitlines()), err
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} pccl (NOTICE|WARN) \[\d+\] master: ", line) for line in lines)
     order = [f"admitted {names[0]}", "epoch 1 (update): 1 peer", f"admitted {names[1]}", "epoch 2 (update): 2 peers"]
-    order += [f"lost {names[1]}".replace("join", "rank 1, join"), "epoch 3 (loss): 1 peer", "refused a peer", "stopped, 1 peer"]
+    order += [f"left {names[1]}".replace("join", "rank 1, join"), "epoch 3 (loss): 1 peer", "refused a peer", "stopped, 1 peer"]
     assert [next((part for part in order if part in line), line) for line in lines] == order
-    assert lines[4].endswith(": it left")
+    assert lines[4].endswith(": its program closed the communicator")
 
 
 def hello(version: int) -> bytes:

@@ -10,7 +10,7 @@ static void test_lookup(void) {
     come('d', 0);
     CHECK(membership_in_group(&table, peer('a')->group, &id) == peer('b'));
     CHECK(membership_in_group(&table, peer('a')->group, &peer('d')->member.id) == NULL);
-    membership_drop(&table, peer('b'), LOG_INFO, "test");
+    membership_drop(&table, peer('b'), WIRE_LOSS_DIED, LOG_INFO, "test");
     CHECK(membership_by_id(&table, &id) == NULL && membership_by_conn(&table, 1) == NULL);
     CHECK_EQ(table.gone_count, 1);
     CHECK_EQ(table.actions.closes[0], 1);

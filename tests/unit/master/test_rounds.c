@@ -31,7 +31,7 @@ static void advance(void) {
 }
 
 static void lose(const char *letters) {
-    for (; *letters; letters++) membership_drop(&table, peer(*letters), LOG_INFO, "test");
+    for (; *letters; letters++) membership_drop(&table, peer(*letters), WIRE_LOSS_DIED, LOG_INFO, "test");
     rounds.due = true;
     advance();
 }

@@ -774,12 +774,13 @@ static void test_lost_told(void) {
     CHECK_EQ(communicator_lost_tell(&lost, 0, text, sizeof text), 0);
     CHECK_STR(text, "");
     struct wire_id first = lost_id(1), second = lost_id(2);
-    communicator_lost_note(&lost, &first, &a, 5);
-    communicator_lost_note(&lost, &second, &none, 7);
+    struct wire_gone died = {.id = first, .reason = WIRE_LOSS_DIED, .why = "its connection ended"};
+    communicator_lost_note(&lost, &(struct wire_member){.id = first, .name = a}, &died, 5);
+    communicator_lost_note(&lost, &(struct wire_member){.id = second, .name = none}, NULL, 7);
     CHECK_EQ(communicator_lost_tell(&lost, 4, text, sizeof text), 2);
-    CHECK_STR(text, "peer host-a (00010100), peer 00020100");
+    CHECK_STR(text, "peer host-a (00010100), died; peer 00020100, unknown");
     CHECK_EQ(communicator_lost_tell(&lost, 5, text, sizeof text), 1); // of the program it was told before
-    CHECK_STR(text, "peer 00020100");
+    CHECK_STR(text, "peer 00020100, unknown");
     CHECK_EQ(communicator_lost_tell(&lost, 7, text, sizeof text), 0);
     CHECK_EQ(communicator_lost_tell(&lost, 0, small, sizeof small), 2);
     CHECK_EQ(strlen(small), sizeof small - 1);
@@ -796,12 +797,14 @@ static void test_lost_many(void) {
     char text[400];
     for (uint32_t i = 0; i < 3 * COMMUNICATOR_LOST_MOST + 1; i++) {
         struct wire_id id = lost_id(i);
-        communicator_lost_note(&lost, &id, &name, i + 1);
+        communicator_lost_note(&lost, &(struct wire_member){.id = id, .name = name}, NULL, i + 1);
     }
     struct wire_id oldest = lost_id(2 * COMMUNICATOR_LOST_MOST + 1), older = lost_id(2 * COMMUNICATOR_LOST_MOST);
     CHECK(communicator_lost_name(&lost, &oldest) != NULL && communicator_lost_name(&lost, &older) == NULL);
     CHECK_EQ(communicator_lost_tell(&lost, 0, text, sizeof text), COMMUNICATOR_LOST_MOST);
-    CHECK(strstr(text, "peer a (00810100), peer a (00820100), peer a (00830100) and 61 more") == text);
+    CHECK(strstr(text,
+                 "peer a (00810100), unknown; peer a (00820100), unknown; peer a (00830100), unknown and 61 more") ==
+          text);
 }
 
 int main(int argc, char **argv) {

@@ -1,0 +1,99 @@
+"""Members tell why another one is gone: each way to go, by a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from peers import ENVIRONMENT, PATIENCE, address_of, form
+
+from pccl import Communicator, LossReason, MasterNode, PeerLostError
+
+_VICTIM = """
+import os, signal, sys, time
+import numpy as np
+from pccl import Communicator, Left
+address, count, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+comm = Communicator(address, name=way)
+comm.connect(timeout=60)
+while comm.world_size < count:
+    comm.update_topology(timeout=60)
+comm.all_reduce(np.ones(4, np.float32))
+sys.stdin.readline()
+if way == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+elif way == "stop":
+    os.kill(os.getpid(), signal.SIGSTOP)
+elif way == "close":
+    comm.close()
+elif way == "notice":
+    comm.leave()
+    try:
+        comm.update_topology(timeout=60)
+    except Left:
+        pass
+elif way == "exit":
+    os._exit(1)
+"""
+
+WAYS = {
+    "kill": LossReason.DIED,
+    "stop": LossReason.SILENT,
+    "close": LossReason.ENDED,
+    "exit": LossReason.DIED,
+}
+
+
+@contextlib.contextmanager
+def run_with(*ways: str) -> Iterator[tuple[Communicator, dict[str, subprocess.Popen[str]]]]:
+    """A member in this process, and one in a process of its own for each of `ways`, which goes after a line on its input."""
+    with MasterNode("127.0.0.1:0", heartbeat_limit=2) as master, contextlib.ExitStack() as stack:
+        count = 1 + len(ways)
+        processes = {}
+        for way in ways:
+            command = [sys.executable, "-c", _VICTIM, address_of(master), str(count), way]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=ENVIRONMENT)
+            processes[way] = process
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        comm = stack.enter_context(Communicator(address_of(master)))
+        comm.connect(timeout=PATIENCE)
+        form(comm, count)
+        comm.all_reduce(np.ones(4, np.float32))
+        yield comm, processes
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def reasons_seen(comm: Communicator, count: int) -> dict[str, LossReason]:
+    """Of `count` lost members, by name."""
+    seen: dict[str, LossReason] = {}
+    everybody = comm.group(comm.members)
+    while len(seen) < count:
+        with pytest.raises(PeerLostError) as caught:
+            comm.barrier(group=everybody, survivors=False, timeout=PATIENCE)
+        assert caught.value.reason is caught.value.reasons[0]
+        seen = dict(zip(caught.value.names, caught.value.reasons, strict=True))
+    return seen
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_go(way):
+    with run_with(way, "stays") as (comm, processes):
+        go(processes[way])
+        assert reasons_seen(comm, 1) == {way: WAYS[way]}
+
+
+def test_several_at_once_keep_their_reasons():
+    with run_with("kill", "close", "exit", "stays") as (comm, processes):
+        for way in ("kill", "close", "exit"):
+            go(processes[way])
+        assert reasons_seen(comm, 3) == {way: WAYS[way] for way in ("kill", "close", "exit")}
