@@ -50,6 +50,10 @@ class Deadline:
             raise ValueError(f"timeout must be None or a non-negative number of seconds, not {timeout!r}")
         self._end = None if timeout is None or timeout > threading.TIMEOUT_MAX else time.monotonic() + timeout
 
+    def sooner(self, other: Deadline) -> Deadline:
+        """The one of the two that ends first."""
+        return other if other._end is not None and (self._end is None or other._end < self._end) else self
+
     def remaining(self) -> float | None:
         """Seconds left, at least 0; None = no bound."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())

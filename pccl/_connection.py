@@ -23,11 +23,12 @@ from pccl._address import (
     resolve,
     run_address,
 )
-from pccl._calls import INVALID_USAGE, SUCCESS, Deadline, NativeHandle, call, milliseconds, whole_number
+from pccl._calls import INVALID_USAGE, SUCCESS, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
 from pccl._collectives import Tags
 from pccl._credentials import credentials
 from pccl._errors import (
     ConnectError,
+    KeysError,
     PCCLError,
     PCCLTimeoutError,
     Result,
@@ -56,6 +57,9 @@ PCCLError.check(_C.pcclInit(), "pcclInit")
 
 PAUSE_SECONDS = 1.0
 """After each failed attempt to connect."""
+
+KEYS_TRIES = 3
+"""Attempts of `connect` that may fail in succession because keys do not fit: an earlier master may be about to end."""
 
 STATE_BYTES = 256
 
@@ -130,6 +134,7 @@ class Connection(Membership):
         self._peer_group = whole_number("peer_group", peer_group, 32)
         self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
         self._connected = False
+        self._why_failed = ""  # the last attempt to connect
         self._is_closed = False
         self._unfinished = {}
         self._live_ops = set()
@@ -159,11 +164,12 @@ class Connection(Membership):
         The first peer of a run is accepted at once; a newcomer waits until all accepted peers are in `update_topology`.
         Each of `n_attempts` looks the host name up and tries all its addresses; a pause of 1 s follows a failed one.
         ConnectError when all have failed. Usage errors are not repeated, such as INVALID_USAGE when connected already, or at a
-        master of another wire version.
+        master of another wire version. Keys or certificates that do not fit end the third attempt in succession, or an earlier
+        one when the time is up, with a ConnectError that is a UsageError, too.
 
         `begin=False`: the peer never begins a run. ConnectError if no run goes on. None: True, unless PCCL_JOIN=1 is set, as it
-        is for a restarted process. `wait_for_master`: attempts go on for at least so many seconds, for machines that start
-        before their master; None: as the environment variable PCCL_CONNECT_TIMEOUT_S says, else 0.
+        is for a restarted process. `wait_for_master`: attempts go on until a master answers, for so many seconds instead of
+        `n_attempts`, then ConnectError. None: as the environment variable PCCL_CONNECT_TIMEOUT_S says, else 0, which is no limit.
 
         `state`: what the members sync. A newcomer copies it from a member that has passed one, while the members go on, and is
         admitted when that is done; `sync_shared_state` then fetches only what has changed since. From its first sync on, this
@@ -176,25 +182,43 @@ class Connection(Membership):
             require_kind("state", state, SharedState)
             state._collect("pcclConnect")
             self._state_to_copy, self._gives = state, GIVES_ONCE_SYNCED
-        patience = Deadline(master_patience(wait_for_master))
+        limit = master_patience(wait_for_master)
+        patience = Deadline(limit)
+        answered = deadline.sooner(patience)
         join_only = not may_begin(begin)
         failure = ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", "no attempt was allowed")
+        refusals = 0
         _log.attach()
         with self._alone("pcclConnect"):
             for attempt in itertools.count(1):
-                if attempt > n_attempts and patience.passed():
+                if (attempt > n_attempts) if limit is None else (attempt > 1 and patience.passed()):
                     break
                 try:
-                    self._attempt(deadline, join_only)
+                    self._attempt(answered, deadline, join_only)
                 except ConnectError as error:
-                    failure = error
+                    failure, self._why_failed = error, error.detail
+                except PCCLTimeoutError as error:
+                    if self._why_failed:  # and no master has answered since
+                        error.detail = f"{error.detail} (the attempt before failed: {self._why_failed})"
+                        if isinstance(failure, KeysError):
+                            break
+                    if deadline.passed():
+                        raise
+                    failure = ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", error.detail)
+                    break
                 else:
                     if join_only:
                         tell_supervisor(IN_RUN)
+                    self._why_failed = ""
                     return
+                refusals = refusals + 1 if isinstance(failure, KeysError) else 0
+                if refusals == KEYS_TRIES:
+                    break
+                answered.sleep(PAUSE_SECONDS)
                 if deadline.passed():
+                    if refusals:
+                        break
                     raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", failure.detail)
-                deadline.sleep(PAUSE_SECONDS)
         if join_only:
             tell_supervisor(NOT_JOINED)
         raise failure
@@ -357,15 +381,18 @@ class Connection(Membership):
         if self._is_closed:
             self._tear_down()
 
-    def _attempt(self, deadline: Deadline, join_only: bool) -> None:
-        """One attempt over all addresses. ConnectError: it may be repeated; any other PCCLError: it may not."""
+    def _attempt(self, answered: Deadline, deadline: Deadline, join_only: bool) -> None:
+        """One attempt over all addresses, of which one has to answer by `answered`.
+
+        ConnectError: it may be repeated; any other PCCLError: it may not.
+        """
         if self._connected or self._handle.closed or "pcclConnect" in self._unfinished:
-            self._connect_once(deadline)  # on the object that is there
+            self._connect_once(answered, deadline)  # on the object that is there
             return
         if len(self._endpoints) > 1:
-            self._attempt_list(deadline, join_only)
+            self._attempt_list(answered, deadline, join_only)
             return
-        addresses = self._resolve(self._endpoint, deadline)
+        addresses = self._resolve(self._endpoint, answered)
         failures: list[str] = []
         for position, ip in enumerate(addresses):
             if ip != self._ip:
@@ -376,7 +403,7 @@ class Connection(Membership):
                     self._replace(fresh, ip)
             try:
                 self._set_up(join_only)
-                self._connect_once(deadline)
+                self._connect_once(answered, deadline)
                 return
             except (ConnectError, UsageError) as error:  # UsageError: this one is of another version
                 if self._is_closed:
@@ -386,13 +413,13 @@ class Connection(Membership):
                     error.detail = "; ".join(failures)
                     raise
 
-    def _attempt_list(self, deadline: Deadline, join_only: bool) -> None:
+    def _attempt_list(self, answered: Deadline, deadline: Deadline, join_only: bool) -> None:
         """One attempt over all masters of the list; C tries them in turn, and keeps them for when the master is lost."""
         found: list[tuple[IP, int]] = []
         failures: list[ConnectError] = []
         for endpoint in self._endpoints:
             try:
-                found += [(ip, endpoint.port) for ip in self._resolve(endpoint, deadline)]
+                found += [(ip, endpoint.port) for ip in self._resolve(endpoint, answered)]
             except ConnectError as error:  # a standby whose name is not known today
                 failures.append(error)
         unknown = "; ".join(error.detail for error in failures)
@@ -403,7 +430,7 @@ class Connection(Membership):
         call(self._handle, "pccl_ext_comm_set_masters", masters, len(masters), name="pcclConnect")
         self._set_up(join_only)
         try:
-            self._connect_once(deadline)
+            self._connect_once(answered, deadline)
         except ConnectError as error:
             error.detail = "; ".join(filter(None, (unknown, error.detail)))
             raise
@@ -426,17 +453,24 @@ class Connection(Membership):
             arguments = (self._state_to_copy.to_c(), self._state_to_copy._read_only(), self._gives)
             call(self._handle, "pccl_ext_comm_set_state", *arguments, name="pcclConnect")
 
-    def _connect_once(self, deadline: Deadline) -> None:
+    def _connect_once(self, answered: Deadline, deadline: Deadline) -> None:
+        ticket = self._unfinished.setdefault("pcclConnect", Ticket("pcclConnect", "pccl_begin_connect", self._pointer))
         try:
-            ticket = self._finish("pcclConnect", "pccl_begin_connect", deadline=deadline)
+            try:
+                self._complete("pcclConnect", ticket, answered)
+            except PCCLTimeoutError:
+                if ticket.c.value:  # no master has answered yet
+                    raise
+                self._why_failed = ""
+                self._complete("pcclConnect", ticket, deadline)
         except PCCLTimeoutError as error:
-            open_one = self._unfinished.get("pcclConnect")  # None: another thread has just closed the communicator
             text = "not admitted yet: newcomers wait until all members call update_topology, and spares until a member is gone; "
-            error.detail = f"{(open_one and open_one.waits_for()) or text}connect again to wait on"
+            error.detail = f"{ticket.waits_for() or text}connect again to wait on"
             raise
         except PCCLError as error:
             if error.result in (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED, Result.INTERNAL_ERROR):
-                raise ConnectError(error.result, "pcclConnect", error.detail) from None
+                kind = KeysError if ticket.c.value else ConnectError
+                raise kind(error.result, "pcclConnect", error.detail) from None
             raise
         self._connected = True
         self._begin_spans()

@@ -4,7 +4,7 @@ PCCLError                  any failure; `result` is the code, `detail` says what
 ├── PeerLostError          a member was lost: call again, the survivors go on
 ├── TooFewPeersError       this peer is alone in its group: let newcomers in
 ├── ConnectionFailedError  no master, refused, expelled, or the other peers cannot be reached: connect again
-│   └── ConnectError       all attempts of `connect` failed
+│   └── ConnectError       all attempts of `connect` failed; a UsageError, too, if keys do not fit
 ├── JoinError              this process could not join a run (also a RuntimeError): start it again, or give up
 ├── StateLostError         more was lost than the redundancy of snapshots bears: begin from a checkpoint
 ├── ProtectionError        a protection of the run has failed for good (also a RuntimeError): mend it, or do without it
@@ -182,6 +182,10 @@ class TooFewPeersError(PCCLError):
     """This peer is alone in its group. It can admit newcomers with `update_topology`."""
 
 
+class UsageError(PCCLError):
+    """The call is wrong, in itself or at this moment."""
+
+
 class ConnectionFailedError(PCCLError):
     """The master or the other peers cannot be reached, or this peer is no longer part of the run."""
 
@@ -194,6 +198,10 @@ class ConnectError(ConnectionFailedError):
         if said != self.detail:
             return self._text(f"{failed}{said}")  # at which address, and why
         return self._text(f"{failed}: {said}") if said else failed
+
+
+class KeysError(ConnectError, UsageError):
+    """The keys or certificates of this process are not those of the master: another attempt fails, too."""
 
 
 class JoinError(PCCLError, RuntimeError):
@@ -254,10 +262,6 @@ class CallAgainError(PCCLError):
 
 class OperationCancelledError(PCCLError):
     """A member cancelled the operation, and it ended so on all members. The input is unchanged, and the tag is free."""
-
-
-class UsageError(PCCLError):
-    """The call is wrong, in itself or at this moment."""
 
 
 class SystemRefusedError(PCCLError):

@@ -76,8 +76,8 @@ def may_begin(begin: bool | None) -> bool:
     return os.environ.get(JOIN_VARIABLE, "") in ("", "0") if begin is None else begin
 
 
-def master_patience(given: float | None) -> float:
-    """For how many seconds a peer waits for a master that does not answer: as given, else PCCL_CONNECT_TIMEOUT_S, else 0.
+def master_patience(given: float | None) -> float | None:
+    """For how many seconds a peer tries to reach a master: as given, else PCCL_CONNECT_TIMEOUT_S. None: neither, or 0.
 
     ValueError: not a number of seconds.
     """
@@ -88,4 +88,4 @@ def master_patience(given: float | None) -> float:
         raise ValueError(f"{name} must be a number of seconds, not {value!r}") from None
     if not seconds >= 0:
         raise ValueError(f"{name} must be a non-negative number of seconds, not {value!r}")
-    return seconds
+    return seconds or None

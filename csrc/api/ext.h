@@ -198,9 +198,10 @@ pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out);
 // Destroying the communicator ends its calls, and waits for the threads that are inside; a ticket must not be waited
 // for afterwards (but see pccl_ext_comm_stop). In a forked child every begin and wait is pcclInvalidUsage.
 struct pccl_ticket {
-    pcclResult_t result;   // pcclTimedOut until a wait has seen the end
-    char text[640];        // as pccl_ext_detail, of a result that is not pcclSuccess
-    uint64_t value;        // of pending: 0 or 1; of a sync: the revision
+    pcclResult_t result; // pcclTimedOut until a wait has seen the end
+    char text[640];      // as pccl_ext_detail, of a result that is not pcclSuccess
+    uint64_t value; // of pending: 0 or 1; of a sync: the revision; of connect: 1 if the wait has ended and no master
+                    // has answered yet, or if it has failed since the keys of no master fit
     pcclReduceInfo_t info; // of a reduce or a multi, as the functions of pccl.h write it; of a sync: the bytes
     int kind;              // 0: nothing was begun with it
     // inside

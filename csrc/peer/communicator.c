@@ -410,8 +410,13 @@ static bool is_unanswered(const struct communicator *c) {
     return c->phase == COMMUNICATOR_CONNECTING && c->core != NULL && member_phase(c->core) <= MEMBER_JOINING;
 }
 
-static pcclResult_t timed_out(const struct communicator *c) {
-    if (is_unanswered(c) && c->waits_why[0] == 0) return detail_fail(pcclTimedOut, "no master has answered yet");
+static pcclResult_t timed_out(const struct communicator *c, uint64_t *value) {
+    *value = is_unanswered(c) && c->waits_why[0] == 0;
+    if (*value != 0) {
+        char answers[MASTER_LINK_TEXT];
+        master_link_answers(c->master, answers);
+        return detail_fail(pcclTimedOut, "no master has answered yet%s%s", answers[0] != 0 ? "; " : "", answers);
+    }
     if (c->core != NULL && member_is_seeking(c->core) && c->waits_why[0] == 0)
         return detail_fail(pcclTimedOut, "the master is lost (%s), and this peer seeks another one",
                            member_lost_why(c->core));
@@ -422,7 +427,8 @@ static pcclResult_t wait_inside(struct communicator *c, int64_t deadline, uint64
     const struct ticket_type *type = c->ticket.type;
     if (type->prepare != NULL) RETURN_IF_FAILED(type->prepare(c, deadline));
     while (!c->ticket.done && !c->closing)
-        if (!platform_cond_wait(&c->changed, &c->lock, deadline) && !c->ticket.done && !c->closing) return timed_out(c);
+        if (!platform_cond_wait(&c->changed, &c->lock, deadline) && !c->ticket.done && !c->closing)
+            return timed_out(c, value);
     return type->collect(c, value);
 }
 

@@ -56,7 +56,6 @@ static bool renew(struct communicator *c) {
 }
 
 static pcclResult_t connect_collect(struct communicator *c, uint64_t *value) {
-    (void)value;
     pthread_mutex_unlock(&c->lock);
     precopy_end_receiving(c->precopy);
     pthread_mutex_lock(&c->lock);
@@ -64,6 +63,7 @@ static pcclResult_t connect_collect(struct communicator *c, uint64_t *value) {
         return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed during connect");
     if (c->ticket.code != pcclSuccess) {
         c->phase = COMMUNICATOR_IDLE;
+        *value = c->ticket.value;
         return detail_fail(c->ticket.code, "%s", c->reason);
     }
     c->phase = COMMUNICATOR_CONNECTED;

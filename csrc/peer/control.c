@@ -96,7 +96,7 @@ static void end_attempt(struct control *t, pcclResult_t code, const struct membe
     }
     pthread_mutex_lock(&c->lock);
     if (code != pcclSuccess) snprintf(c->reason, sizeof c->reason, "%s", text);
-    communicator_ticket_end(c, code, 0, view);
+    communicator_ticket_end(c, code, code != pcclSuccess && master_link_is_foreign(c->master), view);
     pthread_mutex_unlock(&c->lock);
 }
 

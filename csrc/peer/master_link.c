@@ -41,7 +41,8 @@ struct master_link {
     const struct cards *cards;      // borrowed
     uint32_t card;                  // that is dialled from
     uint32_t cards_left;            // of a join, to be tried
-    char answers[MASTER_LINK_TEXT]; // of masters that were of no use to a join, by one card
+    uint32_t foreign;               // how often the keys of a master did not fit, in a join
+    char answers[MASTER_LINK_TEXT]; // of masters that were of no use to a join, by one card; under `lock`
     char refusal[MASTER_LINK_TEXT]; // of a seek: why the last master that is not of the run is none; "": none was met
     uint32_t refuser;               // its place in the list
     bool seeking;                   // the master is lost
@@ -155,13 +156,27 @@ static void change_card(struct master_link *m) {
     if (m->cards->count > 0) m->card = (m->card + 1) % m->cards->count;
 }
 
+static void forget_answers(struct master_link *m) {
+    pthread_mutex_lock(&m->lock);
+    m->answers[0] = 0;
+    pthread_mutex_unlock(&m->lock);
+}
+
+void master_link_answers(struct master_link *m, char out[MASTER_LINK_TEXT]) {
+    pthread_mutex_lock(&m->lock);
+    memcpy(out, m->answers, sizeof m->answers);
+    pthread_mutex_unlock(&m->lock);
+}
+
 const char *master_link_note(struct master_link *m, const char *answer) {
     char address[MASTER_LINK_ADDRESS];
     master_link_address(m, address);
+    pthread_mutex_lock(&m->lock);
     size_t length = strlen(m->answers);
     bool names = (m->seek.count > 1 || m->run.chars[0] != 0) && strstr(answer, address) == NULL;
     snprintf(m->answers + length, sizeof m->answers - length, "%s%s%s%s%s", length > 0 ? "; " : "", names ? "at " : "",
              names ? address : "", names ? ", " : "", answer);
+    pthread_mutex_unlock(&m->lock);
     return m->answers;
 }
 
@@ -174,7 +189,9 @@ const char *master_link_note_refusal(struct master_link *m, const char *text) {
         if (said > half) said = refused < half ? room - refused : half;
         refused = room - said;
     }
+    pthread_mutex_lock(&m->lock);
     snprintf(m->answers, sizeof m->answers, "%.*s; %.*s", (int)said, text, (int)refused, m->refusal);
+    pthread_mutex_unlock(&m->lock);
     return m->answers;
 }
 
@@ -188,6 +205,7 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
     snprintf(text, sizeof text, "%s %s: %s", what, master_link_address(m, address), transport_why(m->stream, error));
     leave(m, false);
     bool refused = m->seeking && transport_refused(-error) && error != ECONNABORTED; // the latter may be dying
+    if (!m->seeking && (error == EKEYREJECTED || error == EPROTOTYPE || error == EBADE)) m->foreign++;
     if (!m->seeking)
         master_link_note(m, text);
     else
@@ -199,7 +217,7 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
     bool more = recovery_seek_failed(&m->seek, now);
     if (!m->seeking && !more && m->cards_left > 0) {
         m->cards_left--;
-        m->answers[0] = 0;
+        forget_answers(m);
         recovery_seek_begin(&m->seek, false, now);
         more = true;
         change_card(m);
@@ -246,7 +264,8 @@ void master_link_join(struct master_link *m, struct transport_context *transport
     m->seek.masters = masters;
     m->seek.count = count;
     m->unreachable = false;
-    m->answers[0] = 0;
+    m->foreign = 0;
+    forget_answers(m);
     recovery_seek_begin(&m->seek, false, now);
     dial(m, now);
 }
@@ -334,7 +353,10 @@ static bool broke(struct master_link *m, struct master_event *out, const char *w
 
 // Tells how the stream has ended; `error`: 0 if the other end has closed it.
 static bool ended(struct master_link *m, struct master_event *out, int error) {
-    if (error == 0 && conn_in_end(&m->in) == -ENOKEY) return broke(m, out, transport_error(-ENOKEY));
+    if (error == 0 && conn_in_end(&m->in) == -ENOKEY) {
+        if (!m->seeking) m->foreign++;
+        return broke(m, out, transport_error(-ENOKEY));
+    }
     char why[MASTER_LINK_TEXT];
     snprintf(why, sizeof why, "%s%s", error < 0 ? transport_error(error) : "the master closed it",
              m->heard || m->stream->type->proves ? "" : " (is it the port of a pccl master, not of a peer?)");
@@ -404,6 +426,10 @@ int64_t master_link_deadline(const struct master_link *m) {
 // ---- state ----
 
 bool master_link_is_open(const struct master_link *m) { return m->state == OPEN; }
+bool master_link_is_foreign(const struct master_link *m) {
+    uint32_t cards = m->cards->count > 0 ? m->cards->count : 1;
+    return m->foreign > 0 && m->foreign >= m->seek.count * (cards - m->cards_left);
+}
 bool master_link_seeks(const struct master_link *m) { return m->seeking; }
 bool master_link_has_earlier(const struct master_link *m) { return m->seek.at > 0; }
 int64_t master_link_round_trip_ns(const struct master_link *m) {

@@ -96,7 +96,7 @@ def _files(_context: click.Context, _parameter: click.Parameter, begun: str) -> 
     "patience",
     type=Range(0),
     metavar="SECONDS",
-    help="with --master: how long peers try to reach it  [default: about 5]",
+    help="with --master: how long peers try to reach it  [default, and 0: five attempts of up to 5 s]",
 )
 @click.option(
     "--keys", type=click.Path(), metavar="FILE", help="key file of the run  [default: PCCL_KEYS, or new ones for this run alone]"
