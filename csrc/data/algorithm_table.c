@@ -36,6 +36,7 @@ bool algorithm_signal(struct engine *engine, struct op *op, struct neighbour *fr
 }
 
 bool algorithm_arrived(struct engine *engine, struct op *op, struct incoming *in) {
+    engine_assert_thread(engine);
     op_stats_moved(&engine->op_stats);
     op_note_bytes(op);
     bool good = algorithm_of(op)->arrived(engine, op, in);
@@ -50,6 +51,7 @@ bool algorithm_arrived(struct engine *engine, struct op *op, struct incoming *in
 // Without a direct link the op is redone in the next epoch.
 bool algorithm_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_head *head,
                           struct block *block) {
+    engine_assert_thread(engine);
     const struct algorithm *algorithm = algorithm_of(op);
     struct incoming in = {
         .from = from, .header = {.type = WIRE_CHUNK}, .head = *head, .length = block->length, .to = block->bytes};
@@ -82,6 +84,7 @@ static void take_all_early(struct engine *engine, struct op *op, struct neighbou
 }
 
 bool algorithm_begin(struct engine *engine, struct op *op) {
+    engine_assert_thread(engine);
     const struct team *now = op->team;
     struct moving *moving = op->work;
     if (!algorithm_of(op)->begin(engine, op)) return false;
@@ -115,6 +118,7 @@ void algorithm_sent(struct engine *engine, const struct frame *frame) {
 }
 
 void algorithm_check(struct engine *engine, struct op *op) {
+    engine_assert_thread(engine);
     const struct moving *moving = op->work;
     if (moving->receive_left > 0 || moving->send_left > 0) return;
     if (!op->moved) op->fence = device_mark(op->args.queue);

@@ -40,6 +40,7 @@ struct neighbour *engine_member(struct engine *engine, const struct wire_id *id)
 }
 
 void engine_tell(struct engine *engine) {
+    engine_assert_thread(engine);
     engine_lock(engine);
     struct wire_buffer frames = engine->for_master;
     engine->for_master = (struct wire_buffer){0};

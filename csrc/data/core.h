@@ -91,6 +91,8 @@ static inline void engine_lock(struct engine *engine) { pthread_mutex_lock(&engi
 static inline void engine_unlock(struct engine *engine) { pthread_mutex_unlock(&engine->lock); }
 // A function that begins with it is called with the lock held.
 #define engine_assert_locked(engine) lock_assert_held(&(engine)->lock)
+// A function that begins with it is called on the thread.
+#define engine_assert_thread(engine) lanes_assert_thread((engine)->lanes)
 // The thread looks at what others want of it.
 void engine_wake(struct engine *engine);
 // Memory or descriptors were refused, and others would wait for ever for what is not done now: all ops and links end.
@@ -113,7 +115,10 @@ static inline struct wire_header engine_header(const struct engine *engine) {
 // The member of the epoch in force; NULL: there is none. Lock held.
 struct neighbour *engine_member(struct engine *engine, const struct wire_id *id);
 // The list of running ops has changed. Thread.
-static inline void engine_note_running(struct engine *engine) { engine->lanes->busy = engine->running.first != NULL; }
+static inline void engine_note_running(struct engine *engine) {
+    engine_assert_thread(engine);
+    engine->lanes->busy = engine->running.first != NULL;
+}
 // Sends what was encoded in `for_master`; memory that was refused for it is the engine's end. Thread.
 void engine_tell(struct engine *engine);
 

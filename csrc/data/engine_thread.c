@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/descriptor.h"
 #include "base/environment.h"
@@ -164,7 +165,7 @@ static bool serve_requests(struct engine *engine) {
     engine_lock(engine);
     if (engine->lanes->workers != NULL && changes_all(engine)) {
         engine_unlock(engine);
-        workers_pause(engine->lanes->workers);
+        workers_pause(engine->lanes);
         engine_lock(engine);
     }
     engine->wake_pending = false;
@@ -189,7 +190,7 @@ static bool serve_requests(struct engine *engine) {
     if (go_on && request_epoch)
         engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, 0, WIRE_LINK_BROKEN);
     if (go_on && devices) go_on_with_devices(engine);
-    if (go_on) workers_resume(engine->lanes->workers);
+    if (go_on) workers_resume(engine->lanes);
     if (go_on) begin_posted(engine);
     return go_on;
 }
@@ -200,6 +201,7 @@ static void work(struct engine *engine) {
     bool woken = true, busy = false;
     kernels_enter();
     turn_take(engine->lanes->workers);
+    engine->lanes->thread = gettid();
     for (;;) {
         if (woken && !serve_requests(engine)) break;
         struct service *service = engine->service;
@@ -226,6 +228,7 @@ static void work(struct engine *engine) {
             }
         }
     }
+    engine->lanes->thread = 0;
     turn_leave(engine->lanes->workers);
 }
 

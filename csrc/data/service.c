@@ -56,6 +56,7 @@ void service_report(struct engine *engine, const struct wire_sync_done *done) {
 // ---- for the engine's thread ----
 // The thread is here or has ended: no lane touches memory of the service any more.
 void service_stop(struct engine *engine) {
+    engine_assert_thread(engine);
     engine_assert_locked(engine);
     struct service *service = engine->service;
     if (service == NULL) return;

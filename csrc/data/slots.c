@@ -288,6 +288,7 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
 }
 
 int slots_step(struct engine *engine, int timeout_ms) {
+    engine_assert_thread(engine);
     if (engine->rendezvous == NULL) return timeout_ms;
     int64_t now_ns = platform_now_ns(), at_ns = rendezvous_tick(engine->rendezvous, now_ns);
     if (platform_earlier(at_ns, engine->claims_ns) == INT64_MAX) return timeout_ms;
@@ -321,6 +322,7 @@ void slots_announce(struct engine *engine) {
 void slots_announced(struct lane *lane) {
     struct engine *engine = engine_of(lane);
     struct neighbour *peer = lane->peer;
+    engine_assert_thread(engine);
     engine_lock(engine);
     if (!op_peer_of(peer)->offered)
         memcpy(op_peer_of(peer)->rendezvous, lane->in.note, sizeof op_peer_of(peer)->rendezvous);
@@ -370,6 +372,7 @@ static void believe(struct engine *engine, const struct rendezvous_claim *said) 
 }
 
 void slots_take_claims(struct engine *engine) {
+    engine_assert_thread(engine);
     struct rendezvous_claim said;
     for (int i = 0; i < CLAIMS_PER_TURN && rendezvous_take(engine->rendezvous, &said); i++) {
         engine_lock(engine);

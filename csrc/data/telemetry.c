@@ -237,6 +237,7 @@ static int64_t pause_ns(const struct engine *engine) {
 }
 
 int telemetry_step(struct engine *engine, int timeout_ms) {
+    engine_assert_thread(engine);
     struct op_stats *t = &engine->op_stats;
     if (!atomic_load_explicit(&t->awake, memory_order_relaxed)) return timeout_ms;
     int64_t now_ns = platform_now_ns();

@@ -168,6 +168,7 @@ struct lanes {
     _Atomic int64_t silence_ns; // between two checks of silence, 0 = none
 
     // thread
+    _Atomic pid_t thread;   // 0: it does not run yet, or has ended
     bool busy;              // a large transfer is under way; set by the owner
     int64_t silence_at;     // the next check
     struct lane **list;     // all that are polled
@@ -178,6 +179,15 @@ struct lanes {
 static inline void lanes_lock(const struct lanes *all) { pthread_mutex_lock(all->lock); }
 static inline void lanes_unlock(const struct lanes *all) { pthread_mutex_unlock(all->lock); }
 #define lanes_assert_locked(all) lock_assert_held((all)->lock)
+// Functions of the thread begin with the first one. Those that change what workers use without the turn begin with the
+// second one: the workers are paused. Nothing is checked while the thread does not run.
+#define lanes_assert_thread(all) workers_check(all, false, __FILE__, __LINE__)
+#define lanes_assert_paused(all) workers_check(all, true, __FILE__, __LINE__)
+#ifdef PCCL_CHECKS
+void workers_check(const struct lanes *all, bool paused, const char *file, int line);
+#else
+#define workers_check(all, paused, file, line) ((void)(all))
+#endif
 
 // With the turn. Wakes this worker, or with NULL the owner's thread, if it waits.
 static inline void worker_wake(struct workers *all, struct worker *worker) {
@@ -189,11 +199,12 @@ static inline void worker_wake(struct workers *all, struct worker *worker) {
 
 // Frames that a lane has to send: of the direct link it is guarded by the lock, of others it belongs to the thread.
 static inline void lane_assert_guarded(const struct lane *lane) {
-    if (lane->index == 0) lanes_assert_locked(lane->all);
+    lane->index == 0 ? lanes_assert_locked(lane->all) : lanes_assert_thread(lane->all);
 }
 
 // Schedules a step of the lane: there may be work for it.
 static inline void lane_schedule(struct lane *lane) {
+    lanes_assert_thread(lane->all);
     if (lane->ready || lane->broken || !lane->polled) return;
     lane->ready = true;
     struct lane_list *ready = lane->worker != NULL ? &lane->worker->ready : &lane->all->ready;
@@ -365,8 +376,8 @@ static inline void turn_leave_thread(struct workers *all, bool waits) {
 
 // Blocks until no worker is in the midst of a step; none begins another one before `workers_resume`. The owner's
 // thread, with the turn, without the lock.
-void workers_pause(struct workers *all);
-void workers_resume(struct workers *all);
+void workers_pause(struct lanes *lanes);
+void workers_resume(struct lanes *lanes);
 
 // ---- with the turn ----
 // Returns the worker that lanes of this index belong to. NULL: the owner's thread serves them.

@@ -71,6 +71,7 @@ void lane_free(struct lane *lane) {
 
 uint8_t *lane_scratch(struct lane *lane) {
     struct lanes *all = lane->all;
+    lanes_assert_thread(all);
     lanes_assert_locked(all);
     if (lane->scratch == NULL && (lane->scratch = malloc(WIRE_MAX_DATA_BYTES)) == NULL)
         all->events->refused(all->context);
@@ -78,12 +79,14 @@ uint8_t *lane_scratch(struct lane *lane) {
 }
 
 uint8_t *lane_stage(struct lane *lane) {
+    lanes_assert_thread(lane->all);
     if (lane->stage == NULL) lane->stage = malloc(WIRE_MAX_DATA_BYTES);
     return lane->stage;
 }
 
 void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why) {
     struct lanes *all = lane->all;
+    lanes_assert_thread(all);
     if (lane->broken) return;
     lane->broken = true;
     transport_unwatch(lane->stream);
@@ -374,6 +377,7 @@ static size_t lane_write(struct lane *lane) {
 
 // Does what can be done now. False: nothing is left to do until an event.
 static bool step(struct lane *lane) {
+    lanes_assert_thread(lane->all);
     bool more = false;
     if (lane->broken) return false; // in the midst of a parse, when the thread before this one hung
     if (lane->unparsed) parse(lane);

@@ -116,6 +116,7 @@ static bool adopt(struct lanes *all, struct lane *lane) {
 bool lanes_poll_arriving(struct lanes *all) {
     lanes_assert_locked(all);
     while (all->arriving != NULL) {
+        lanes_assert_paused(all);
         struct lane *lane = all->arriving;
         if (!GROW(all->list, all->room, all->count, LANES_LEAST) ||
             !GROW(all->ready.list, all->ready.room, all->count, LANES_LEAST) || !adopt(all, lane))
@@ -134,6 +135,7 @@ bool lanes_poll_arriving(struct lanes *all) {
 }
 
 void lanes_hang_up(struct lanes *all) {
+    lanes_assert_paused(all);
     lanes_assert_locked(all);
     for (size_t i = 0; i < all->count; i++) transport_hang_up(all->list[i]->stream);
     for (struct lane *lane = all->arriving; lane != NULL; lane = lane->next) transport_hang_up(lane->stream);
@@ -170,8 +172,9 @@ static bool any_broken(const struct lanes *all) {
 }
 
 void lanes_free_broken(struct lanes *all) {
+    lanes_assert_thread(all);
     if (!any_broken(all)) return;
-    workers_pause(all->workers);
+    workers_pause(all);
     if (all->workers != NULL) all->workers->freed++;
     for (size_t i = 0; i < all->count;) {
         struct lane *lane = all->list[i];
@@ -186,7 +189,7 @@ void lanes_free_broken(struct lanes *all) {
         neighbours_free_dropped(all);
         lanes_unlock(all);
     }
-    workers_resume(all->workers);
+    workers_resume(all);
 }
 
 void lanes_drop_frames(struct lanes *all, bool service) {
@@ -200,6 +203,7 @@ void lanes_schedule(struct lanes *all) {
 }
 
 void lanes_enter_epoch(struct lanes *all, const struct wire_header *now) {
+    lanes_assert_paused(all);
     lanes_assert_locked(all);
     all->frames.now = *now;
     for (size_t i = 0; i < all->count; i++) lane_enter_epoch(all->list[i]);

@@ -70,6 +70,7 @@ void neighbours_free_dropped(struct lanes *all) {
 
 // ---- rate control ----
 void neighbour_read_gauge(struct lane *lane, int64_t now_ns) {
+    lanes_assert_thread(lane->all);
     struct gauge gauge = transport_gauge(lane->stream);
     pace_note(&lane->pace, &gauge, now_ns);
     uint32_t unsent = pace_unsent(&lane->pace),
@@ -153,6 +154,7 @@ enum pace_reason neighbour_lanes_reason(const struct neighbour *peer) {
 }
 
 double neighbour_speed(struct neighbour *peer) {
+    lanes_assert_thread(peer->all);
     int64_t now_ns = platform_now_ns();
     if (now_ns - peer->rate.speed_ns < PACE_TICK_MS * MS_NS) return peer->rate.speed;
     double sum = 0;

@@ -1,7 +1,9 @@
 // Threads that receive, sum and send beside the owner's thread: docs/decisions/data-threads.md.
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <unistd.h>
 
 #include "base/descriptor.h"
 #include "base/environment.h"
@@ -67,14 +69,31 @@ static void *work(void *argument) {
 }
 
 // ---- the owner's thread ----
-void workers_pause(struct workers *all) {
+#ifdef PCCL_CHECKS
+void workers_check(const struct lanes *all, bool paused, const char *file, int line) {
+    const struct workers *workers = all->workers;
+    if (all->thread == 0) return;
+    if (workers != NULL) platform_check_held(&workers->turn, "the turn", file, line);
+    bool alone = all->thread == gettid() && (workers == NULL || (workers->paused && workers->stepping == 0));
+    if (alone || (workers != NULL && !paused)) return;
+    fprintf(stderr, "%s:%d: this is not the data thread, or workers are not paused\n", file, line);
+    abort();
+}
+#endif
+
+void workers_pause(struct lanes *lanes) {
+    struct workers *all = lanes->workers;
+    lanes_assert_thread(lanes);
     if (all == NULL) return;
     all->paused = true;
     while (all->stepping > 0) pthread_cond_wait(&all->still, &all->turn);
+    lanes_assert_paused(lanes);
 }
 
-void workers_resume(struct workers *all) {
+void workers_resume(struct lanes *lanes) {
+    struct workers *all = lanes->workers;
     if (all == NULL || !all->paused) return;
+    lanes_assert_paused(lanes);
     all->paused = false;
     pthread_cond_broadcast(&all->go);
 }

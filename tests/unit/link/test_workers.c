@@ -1,7 +1,11 @@
 // Operations whose lanes are moved by workers (link/workers): results, losses, new epochs and ends in the midst.
 #define _GNU_SOURCE
+#include <signal.h>
 #include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "data/core.h"
 #include "engine_world.h"
 
 enum { LANES = 5, COUNT = 3 << 20, TAG = 5 };
@@ -113,8 +117,40 @@ static void test_end(int workers, bool kill) {
     for (uint32_t i = 0; i < 2; i++) free(data[i]);
 }
 
+#ifdef PCCL_CHECKS
+static void step(struct engine *engine) { lanes_free_broken(engine->lanes); }
+static void pause_all(struct engine *engine) { workers_pause(engine->lanes); }
+static void change_epoch(struct engine *engine) { lanes_enter_epoch(engine->lanes, &engine->lanes->frames.now); }
+static void note(struct engine *engine) { engine_note_running(engine); }
+
+// Functions of the thread, called by another one, end the process before they change anything.
+static void test_checks(int workers) {
+    void (*const calls[])(struct engine *) = {step, pause_all, change_epoch, note};
+    use_workers(workers);
+    struct world *world = world_new(2, LANES);
+    AWAIT(world->sides[0].engine->lanes->thread != 0, usleep(1000));
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        check_case("call %zu of a stranger, with %d workers", i, workers);
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0) {
+            signal(SIGABRT, SIG_DFL);
+            calls[i](world->sides[0].engine);
+            _exit(0);
+        }
+        REQUIRE(child > 0 && waitpid(child, &status, 0) == child);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    }
+    world_free(world);
+}
+#endif
+
 int main(void) {
     static const int counts[] = {1, 2, 4};
+#ifdef PCCL_CHECKS
+    test_checks(0);
+    test_checks(2);
+#endif
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         test_sums(2, counts[i]);
         test_sums(3, counts[i]);
