@@ -150,7 +150,7 @@ class SharedState:
         sync into them succeeds, or the program has restored them, from a file, for instance. That goes by memory: call this
         also for new tensors that may lie where such ones were freed.
         """
-        PCCLError.check(_C.pccl_ext_state_restored(self._state), "SharedState.mark_restored")
+        PCCLError.check(_C.pcclMarkSharedStateRestored(self._state), "SharedState.mark_restored")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `state_dict` to the folder `path` . After a crash the folder is the old one or the new one."""

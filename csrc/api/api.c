@@ -172,3 +172,9 @@ pcclResult_t api_take_run(const char *name, struct wire_run *out) {
     memcpy(out->chars, name, length);
     return pcclSuccess;
 }
+
+pcclResult_t api_content_of(const pcclSharedState_t *state, struct content **out) {
+    if (state == NULL || (state->count > 0 && state->infos == NULL)) return api_null("shared_state");
+    RETURN_IF_FAILED(api_check_state(state));
+    return content_new(state, NULL, out);
+}

@@ -9,6 +9,7 @@
 #include "base/detail.h"
 #include "master/master.h"
 #include "peer/communicator.h"
+#include "state/content.h"
 #include "pccl.h"
 
 struct pcclComm_t {
@@ -98,6 +99,8 @@ pcclResult_t api_check_master(const struct transport_options *options, const str
 pcclResult_t api_check_limits(uint32_t least, uint32_t most);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.
 pcclResult_t api_check_state(const pcclSharedState_t *state);
+// Checks them, and returns the content that the caller frees.
+pcclResult_t api_content_of(const pcclSharedState_t *state, struct content **out);
 // Copies the caller's version of the struct into ours; NULL gives none. Returns pcclInvalidArgument if it has no size.
 pcclResult_t api_take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out);
 // Checks and launches a collective over a group.

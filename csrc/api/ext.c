@@ -15,7 +15,6 @@
 #include "net/cards.h"
 #include "net/keys.h"
 #include "net/peer_name.h"
-#include "state/content.h"
 #include "api/api.h"
 
 enum { STREAM_LEAST = 1 << 20 }; // bytes of a copy that goes past the caches
@@ -400,25 +399,11 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
     return pcclSuccess;
 }
 
-static pcclResult_t content_of(const pcclSharedState_t *state, struct content **out) {
-    if (state == NULL || (state->count > 0 && state->infos == NULL)) return api_null("shared_state");
-    RETURN_IF_FAILED(api_check_state(state));
-    return content_new(state, NULL, out);
-}
-
-pcclResult_t pccl_ext_state_restored(const pcclSharedState_t *state) {
-    struct content *content;
-    RETURN_IF_FAILED(content_of(state, &content));
-    content_clear_torn(&content->layout);
-    content_free(content);
-    return pcclSuccess;
-}
-
 pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_out, uint64_t *high_out,
                                  uint64_t *entries_out) {
     if (low_out == NULL || high_out == NULL) return api_null("out");
     struct content *content;
-    RETURN_IF_FAILED(content_of(state, &content));
+    RETURN_IF_FAILED(api_content_of(state, &content));
     content_hash(content, INT64_MAX);
     if (content_error(content) != NULL) {
         pcclResult_t code = detail_fail(pcclInternalError, "the tensors cannot be read: %s", content_error(content));

@@ -276,10 +276,6 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
 pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *shared_state, uint64_t *low_out, uint64_t *high_out,
                                  uint64_t *entries_out);
 
-// The program has written all entries of the state anew: a transfer into them that was cut short is forgotten, so the
-// state may win an election and be given to others again.
-pcclResult_t pccl_ext_state_restored(const pcclSharedState_t *shared_state);
-
 // Like pcclGetMembers, for the snapshot. Returns pcclRankConnectionLost if the members are unknown because some were
 // lost together with a master; pcclUpdateTopology makes a new snapshot.
 pcclResult_t pccl_ext_snapshot_members(const pcclComm_t *comm, pcclRankUuid_t *uuids_out, size_t capacity,

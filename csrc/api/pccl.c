@@ -360,3 +360,11 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
     communicator_exit(communicator);
     return code;
 }
+
+pcclResult_t pcclMarkSharedStateRestored(const pcclSharedState_t *shared_state) {
+    struct content *content;
+    RETURN_IF_FAILED(api_content_of(shared_state, &content));
+    content_clear_torn(&content->layout);
+    content_free(content);
+    return pcclSuccess;
+}

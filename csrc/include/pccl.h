@@ -476,6 +476,12 @@ PCCL_EXPORT pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pccl
                                                     pcclSharedStateSyncStrategy_t strategy,
                                                     pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out);
 
+// Says that the program has written all entries of the state anew. Tensors that a sync was receiving when it failed may
+// hold half of another state: they are never given to others until a sync of them succeeds, or this is called. The
+// library knows their memory, so call it also for new tensors that may lie where such ones were freed. Any thread, but
+// not while a sync of the state runs. pcclInvalidArgument: as pcclSynchronizeSharedState.
+PCCL_EXPORT pcclResult_t pcclMarkSharedStateRestored(const pcclSharedState_t *shared_state);
+
 // Creates a master for this address, without touching the network. The caller destroys it.
 PCCL_EXPORT pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterInstance_t **master_out);
 

@@ -59,9 +59,9 @@ bool content_is_of(const struct content *content, const pcclSharedState_t *state
 
 // ---- torn memory ---- A transfer that ends after its first write leaves a state torn: half old, half new. Such a
 // state is no candidate in an election until a sync of it has succeeded, with whatever communicator, or the program has
-// written it anew (pccl_ext_state_restored). So the record belongs to the process and holds places, not communicators.
-// Memory that was given back and is used for another state counts as the same, for nobody reports that. May be called
-// from any thread.
+// written it anew (pcclMarkSharedStateRestored). So the record belongs to the process and holds places, not
+// communicators. Memory that was given back and is used for another state counts as the same, for nobody reports that.
+// May be called from any thread.
 
 // Records that a transfer into these entries was cut short. Without memory for the record all memory counts as torn,
 // until it is cleared state by state.

@@ -25,6 +25,7 @@ FUNCTIONS = [
     "pcclAwaitAsyncReduceEx",
     "pcclGetReduceContributors",
     "pcclSynchronizeSharedState",
+    "pcclMarkSharedStateRestored",
     "pcclCreateMaster",
     "pcclRunMaster",
     "pcclInterruptMaster",
@@ -59,7 +60,7 @@ SIZES = {
 
 
 def test_functions():
-    assert len(FUNCTIONS) == 23
+    assert len(FUNCTIONS) == 24
     for name in FUNCTIONS:
         assert callable(getattr(lib, name)), name
 

@@ -75,9 +75,9 @@ static void test_others(const struct run *run) {
         pcclSharedState_t state = {.count = 1, .infos = &info};
         uint64_t low, high;
         CHECK_EQ(pccl_ext_state_hash(&state, &low, &high, NULL), pcclInvalidArgument);
-        CHECK_EQ(pccl_ext_state_restored(&state), pcclInvalidArgument);
+        CHECK_EQ(pcclMarkSharedStateRestored(&state), pcclInvalidArgument);
     }
-    CHECK_EQ(pccl_ext_state_restored(NULL), pcclInvalidArgument);
+    CHECK_EQ(pcclMarkSharedStateRestored(NULL), pcclInvalidArgument);
     pcclTensorInfo_t infos[3] = {{.name = "a", .data = &x, .count = PTRDIFF_MAX, .datatype = pcclUint8},
                                  {.name = "b", .data = &x, .count = PTRDIFF_MAX, .datatype = pcclUint8},
                                  {.name = "c", .data = &x, .count = 4, .datatype = pcclUint8}};
