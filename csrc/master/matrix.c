@@ -369,6 +369,7 @@ static void make_answer(const struct matrix *matrix, struct membership *table, u
         }
     }
     answer.peers = answer.member_count;
+    out->failed = !made; // not an answer without members
     wire_encode_matrix(out, membership_header(table), &answer);
     free(answer.members);
     free(answer.edges);

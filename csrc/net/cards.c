@@ -2,6 +2,7 @@
 #include "net/cards.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <ifaddrs.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,7 +156,11 @@ bool cards_read(struct cards *out, const char *interfaces, const char *addresses
     bool named = interfaces != NULL && *interfaces != 0;
     if (addresses == NULL) addresses = "";
     if (!named && *addresses == 0) return true;
-    if (getifaddrs(&all) != 0) all = NULL;
+    bool listed = getifaddrs(&all) == 0;
+    if (named && !listed) {
+        snprintf(why, CARDS_WHY_BYTES, "the system does not list its interfaces: %s", strerror(errno));
+        return false;
+    }
     bool good = !named || each(out, all, interfaces, take_interface, why);
     out->reach.closed = strcmp(addresses, none) == 0;
     if (good && !out->reach.closed) good = each(out, all, addresses, take_address, why);
@@ -163,6 +168,6 @@ bool cards_read(struct cards *out, const char *interfaces, const char *addresses
         if (find_device(all, &out->reach.addresses[i], device)) add_card(out, &out->reach.addresses[i], device);
     for (uint32_t i = 0; good && !out->reach.closed && *addresses == 0 && i < out->count; i++)
         out->reach.addresses[out->reach.count++] = out->list[i].address;
-    if (all != NULL) freeifaddrs(all);
+    if (listed) freeifaddrs(all);
     return good;
 }

@@ -476,7 +476,7 @@ struct wire_numbers {
     struct wire_number list[WIRE_MAX_NUMBERS];
 };
 
-// What a program waits for. An empty one ends the wait that was told before.
+// Waits of a program. An empty one ends the wait that was told before.
 struct wire_waits {
     // for how long the only thread that calls the communicator has waited in its call, an operation below or the open
     // vote; 0: it does not, or there are several such threads

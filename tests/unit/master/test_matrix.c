@@ -34,6 +34,31 @@ static struct wire_matrix ask(void) {
     return answer;
 }
 
+static unsigned refuse_at; // 0: no request for memory is refused
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes) {
+    return refuse_at > 0 && --refuse_at == 0 ? NULL : __real_calloc(count, bytes);
+}
+
+static void test_refused(void) {
+    open_membership("without memory there is no answer, and none without members is kept", "ab");
+    for (unsigned at = 1; at <= 4; at++) {
+        struct wire_buffer out = {0};
+        refuse_at = at;
+        table.now_ns += MATRIX_ANSWER_MS * MS_NS;
+        matrix_describe(&matrix, &table, 3, table.now_ns, &out);
+        CHECK_EQ(out.length, 0);
+        matrix_describe(&matrix, &table, 3, table.now_ns, &out);
+        CHECK(out.length > 0);
+        wire_buffer_fini(&out);
+        CHECK_EQ(ask().member_count, 2);
+    }
+    matrix_fini(&matrix);
+    close_membership();
+}
+
 static void test_who(void) {
     open_membership("members, in the order of the ring, and edges between those alone", "bac");
     seat("x", 1);
@@ -312,6 +337,7 @@ static void test_look(void) {
 }
 
 int main(void) {
+    test_refused();
     test_who();
     test_fading();
     test_pauses();

@@ -2,6 +2,7 @@
 #include "net/cards.h"
 
 #include <string.h>
+#include <sys/resource.h>
 
 #include "check.h"
 #include "net/socket.h"
@@ -70,8 +71,22 @@ static void test_bad(void) {
     }
 }
 
+// A process without a free descriptor cannot ask for the interfaces.
+static void test_unlisted(void) {
+    check_case("the system does not list the interfaces");
+    struct rlimit before, none;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    CHECK(!cards_read(&cards, "lo", NULL, why));
+    CHECK(strstr(why, "does not list its interfaces: Too many open files") != NULL);
+    CHECK(cards_read(&cards, NULL, "203.0.113.7", why) && cards.count == 0 && cards.reach.count == 1);
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
 int main(void) {
     test_good();
     test_bad();
+    test_unlisted();
     return check_status();
 }
