@@ -15,9 +15,9 @@ static void fill(size_t rank) {
 static void sync_work(struct run *run, size_t rank) {
     pcclTensorInfo_t info = {.name = "w", .data = values[rank], .count = COUNT, .datatype = pcclFloat};
     pcclSharedState_t state = {.revision = revisions[rank], .count = 1, .infos = &info};
-    CHECK_EQ(pcclSynchronizeSharedState(run->comms[rank], &state,
-                                        PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR, NULL),
-             pcclSuccess);
+    CHECK_EQ(
+        pcclSynchronizeSharedState(run->comms[rank], &state, PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR, NULL),
+        pcclSuccess);
     revisions[rank] = state.revision;
 }
 
