@@ -51,7 +51,7 @@ class Deadline:
         self._end = None if timeout is None or timeout > threading.TIMEOUT_MAX else time.monotonic() + timeout
 
     def sooner(self, other: Deadline) -> Deadline:
-        """The one of the two that ends first."""
+        """Returns the one of the two that ends first."""
         return other if other._end is not None and (self._end is None or other._end < self._end) else self
 
     def remaining(self) -> float | None:

@@ -55,9 +55,9 @@ bool master_link_join_next(struct master_link *link, int64_t now_ns);
 // Notes the answer of a master that is of no use to a newcomer. Returns what all masters of the list have answered so
 // far, which stays until the next call or join.
 const char *master_link_note(struct master_link *link, const char *answer);
-// Any thread; takes its lock last. What masters have answered so far.
+// Writes what masters have answered so far. Any thread; takes its lock last.
 void master_link_answers(struct master_link *link, char out[MASTER_LINK_TEXT]);
-// Whether the join has failed because the keys of no master fit, which another try does not change.
+// Returns whether the join has failed because the keys of no master fit, which another try does not change.
 bool master_link_is_foreign(const struct master_link *link);
 // Adds to why a member gives the run up which master is not of the run, such as one with other keys, if that one was of
 // no use to the end. The result stays until the next call or join.
