@@ -39,6 +39,12 @@ FREE_BYTES = 1 << 16
 ALIKE = 16
 """Keys of one hash that a set or dict may have: a search among them takes time in proportion."""
 
+COMPARED = 16
+"""Comparisons of keys that each byte of a message may cost. Keys of one hash that have such keys themselves multiply them."""
+
+_TEXT = 64
+"""Letters of a number, a data type, a device or an identity, at most."""
+
 DIMENSIONS = 64
 """Of a tensor or array, at most."""
 
@@ -248,7 +254,7 @@ def decode(content: bytes | bytearray | memoryview, *, numbers_and_text: bool = 
     except (ValueError, RecursionError) as error:
         raise TreeError(f"the state is malformed: {error}") from None
     refused = _LARGE_KINDS if numbers_and_text else frozenset()
-    return _Reader(view[_aligned(_HEAD.size + length) :], refused, room).value(tree, 0)
+    return _Reader(view[_aligned(_HEAD.size + length) :], refused, room, len(view)).value(tree, 0)
 
 
 def _refuse_constant(text: str) -> Any:
@@ -271,11 +277,13 @@ def _tagged(pairs: list[tuple[str, Any]]) -> tuple[str, Any]:
 class _Reader:
     """Makes values of what JSON has, in place, so that no list is there twice."""
 
-    def __init__(self, raw: memoryview, refused: frozenset[str], room: int) -> None:
+    def __init__(self, raw: memoryview, refused: frozenset[str], room: int, size: int) -> None:
         self._raw = raw
         self._refused = refused
         self._room = room
         self._end = 0  # of the raw bytes that were taken
+        self._comparisons = FREE_BYTES + COMPARED * size
+        self._cost = 0  # comparisons with another value like that which was made last, at most
 
     def value(self, tree: Any, depth: int) -> Any:
         if depth > DEPTH:
@@ -297,7 +305,8 @@ class _Reader:
                 return _MAPPINGS[kind](self.pairs(content, depth))
             if kind == "object":
                 return self.object(content, depth)
-            if kind not in _KINDS:
+            self._cost = _COST
+            if kind not in _KINDS or (type(content) is str and len(content) > _TEXT):
                 raise TreeError(f"the state is malformed: kind {kind!r:.60}")
             return _KINDS[kind](self, content)
         except TreeError:
@@ -308,15 +317,27 @@ class _Reader:
     def sequence(self, content: Any, depth: int) -> list[Any]:
         if type(content) is not list:
             raise TreeError("the state is malformed: a sequence is a list")
+        cost = len(content)
         for place, one in enumerate(content):
             if type(one) is list or type(one) is tuple:
                 content[place] = self.value(one, depth + 1)
+                cost += self._cost
+        self._cost = cost
         return content
+
+    def keys(self, keys: list[Any], cost: int) -> None:
+        """TreeError: to make a set or dict of them would take too many comparisons. `cost`: of all keys, each with one other."""
+        alike = require_apart(keys)
+        self._cost = cost * alike
+        if alike > 1:
+            self._comparisons -= self._cost
+        if self._comparisons < 0:
+            raise TreeError("the state is malformed: too many keys have the same hash")
 
     def collection(self, kind: str, content: Any, depth: int) -> Any:
         items = self.sequence(content, depth)
         if kind in _SETS:
-            require_apart(items)
+            self.keys(items, self._cost)
         made = _SEQUENCES[kind](items)
         _require_all(made, items)
         return made
@@ -324,9 +345,12 @@ class _Reader:
     def pairs(self, content: Any, depth: int) -> dict[Any, Any]:
         if type(content) is not list or not all(type(pair) is list and len(pair) == 2 for pair in content):
             raise TreeError("the state is malformed: a dict is a list of pairs")
+        cost = 0
         for pair in content:
             self.sequence(pair, depth)
-        require_apart([key for key, _ in content])
+            cost += self._cost
+        self.keys([key for key, _ in content], cost)
+        self._cost = 0  # a dict is no key
         made = dict(content)
         _require_all(made, content)
         return made
@@ -379,12 +403,15 @@ def _require_shape(shape: Any, itemsize: int, path: str = "the state") -> int:
     return int(math.prod(shape)) * itemsize
 
 
-def require_apart(keys: list[Any]) -> None:
-    """TreeError: more than ALIKE keys have the same hash, so that a dict of them would take quadratic time."""
-    if len(keys) > 4 * ALIKE:
-        hashes = sorted(map(hash, keys))
-        if any(map(operator.eq, hashes, itertools.islice(hashes, ALIKE, None))):
-            raise TreeError(f"the state is malformed: more than {ALIKE} keys have the same hash")
+def require_apart(keys: list[Any]) -> int:
+    """Returns how many keys have the same hash, at most.
+
+    TreeError: of many keys more than ALIKE have, so that a dict of them would take quadratic time.
+    """
+    hashes = sorted(map(hash, keys))
+    if len(keys) > 4 * ALIKE and any(map(operator.eq, hashes, itertools.islice(hashes, ALIKE, None))):
+        raise TreeError(f"the state is malformed: more than {ALIKE} keys have the same hash")
+    return 1 if len(set(hashes)) == len(hashes) else max(collections.Counter(hashes).values())
 
 
 def _require_all(made: Any, items: list[Any]) -> None:
@@ -420,6 +447,9 @@ _WEIGHTS |= {"counter": _DOUBLE, "ordereddict": _DOUBLE, "tensor": (1024, 0), "o
 """Bytes of memory by kind, beside those of its JSON: at most for each value, and for each of its items."""
 
 _OTHERS = (192, 0)
+
+_COST = 16
+"""How much longer than two numbers two identities may be compared."""
 
 
 def _weight_of(kind: str, content: Any) -> int:

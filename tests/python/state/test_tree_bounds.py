@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import random
 import sys
 import tracemalloc
@@ -149,6 +150,47 @@ def test_many_keys_of_one_hash_are_refused(kind, around):
     with pytest.raises(TreeError, match="same hash"):
         decode(message({around: items}, size=1 << 18))
     assert len(decode(message({around: items[:ALIKE]}, size=1 << 18))) == ALIKE
+
+
+@pytest.mark.parametrize("inner", ["tuple", "frozenset"])
+@pytest.mark.parametrize("outer", ["dict", "set"])
+@pytest.mark.parametrize(("levels", "width"), [(3, 16), (2, 60), (7, 3)])
+def test_sets_of_one_hash_in_sets_of_one_hash_are_refused(inner, outer, levels, width):
+    """To tell two of them apart, each key of the one is compared with all keys of the other."""
+    fresh = itertools.count()
+
+    def nested(levels: int, width: int) -> Any:
+        if levels == 0:
+            return next(fresh) * (2**61 - 1) + 5
+        made = {"frozenset": [nested(levels - 1, width) for _ in range(width)]}
+        return {"tuple": [made]} if inner == "tuple" else made
+
+    def around(levels: int, width: int) -> Any:
+        keys = [nested(levels, width) for _ in range(width)]
+        return message({outer: [[key, 0] for key in keys] if outer == "dict" else keys}, size=1 << 20)
+
+    assert len(decode(around(2, 4))) == 4
+    with pytest.raises(TreeError, match="same hash"):
+        decode(around(levels, width))
+
+
+def test_keys_of_one_hash_that_programs_have_are_accepted():
+    """-1 and -2 have the same hash."""
+    places = list(itertools.product((-2, -1, 0, 1), repeat=3))
+    tree: Any = {
+        place: [tuple(range(1000)), {-1: frozenset(places), -2: frozenset(map(frozenset, places[:8]))}] for place in places
+    }
+    for _ in range(20):
+        tree = {-1: tree, -2: (0,)}
+    assert decode(encode(tree)) == tree
+
+
+@pytest.mark.parametrize("kind", ["device", "dtype", "uuid", "float"])
+def test_a_long_text_takes_no_memory_of_errors(kind):
+    content = message({kind: "cuda:" + "9" * SIZE})
+    with memory() as peak:
+        assert isinstance(read(content), TreeError)
+        assert peak() < 4 * len(content)
 
 
 @pytest.mark.parametrize(
