@@ -268,11 +268,14 @@ class _Group:
         still = member.still_seconds + told
         return still if still >= 2 * self._period else 0.0
 
+    def _is_heard(self, place: int) -> bool:
+        """A member that is not may be behind a link that has failed: nobody knows what it does."""
+        return self._members[place].silent_seconds <= 1.5 * self._period + 0.3
+
     def _tells_that_it_waits(self, place: int) -> bool:
         """Whether it tells so itself. Nobody knows whether a silent member still waits."""
-        member = self._members[place]
-        heard = member.silent_seconds <= 1.5 * self._period + 0.3
-        return self._stands_still(place) > 0 and member.still_seconds >= 2 * self._period and heard
+        still = self._members[place].still_seconds
+        return self._stands_still(place) > 0 and still >= 2 * self._period and self._is_heard(place)
 
     def _find_hung(self) -> None:
         silence = max(1.5 * self._period + 0.3, BEATS_MUTE * self._beat)  # without operations, heartbeats alone are heard
@@ -291,11 +294,11 @@ class _Group:
         for place in self.places:
             member = self._members[place]
             mute = member.silent_seconds > silence
-            idle = place in awaited and member.live == 0 and longest > patience
+            idle = place in awaited and member.live == 0 and longest > patience and self._is_heard(place)
             if mute or idle:
                 self._tell_hung(place, len(waiting), longest, usual, mute, silence if mute else patience)
                 found = True
-        if found or longest <= 2 * self._period:
+        if found or longest <= 2 * self._period or not all(self._is_heard(place) for edge in waits for place in edge):
             return
         # Follows wait-for edges. Blames the member that nobody blocks; if all are blocked, it is a cycle.
         everybody = {edge.other for edge in self._edges if edge.report.awaited > 0 and edge.other in self.places}

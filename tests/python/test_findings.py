@@ -88,6 +88,8 @@ def _fault(*actions: tuple) -> Callable[[Run], None]:
         for name, *arguments in actions:
             if name == "edge":
                 run.edges[arguments[0]] |= arguments[1]
+            elif callable(name):
+                name(run)
             elif name == "member":
                 run.members[arguments[0]] |= arguments[1]
             else:
@@ -139,6 +141,15 @@ def every_way_slow(run: Run) -> None:
 def all_silent(run: Run) -> None:
     for i in range(4):
         run.silent(i, 3.0)
+
+
+def partition(run: Run) -> None:
+    """The master has not heard of members 2 and 3 since, and all wait for each other over links that have failed."""
+    run.wait(2.1)
+    for i in (2, 3):
+        run.silent(i, 2.1)
+    for edge in run.ring():
+        edge["awaited"] = 1
 
 
 def first_op(run: Run) -> None:
@@ -229,6 +240,8 @@ CASES = {
         _fault(("wait", 4.0), AWAITED, ("edge", (2, 1), {"awaited": 1})),
         [(HUNG, 1, None), (HUNG, 2, None)],
     ),
+    "a partition, before silence tells": (4, partition, []),
+    "the same, between two operations": (4, _fault((partition,), ("member", 2, {"live": 0}), ("member", 3, {"live": 0})), []),
     "nobody is heard": (4, all_silent, []),
     "has not reported": (4, _fault(("never_told", 1)), []),
     "the same, late in its first operation": (4, _fault(("late", 1, 0.06), ("never_told", 1)), []),
