@@ -28,11 +28,11 @@ from pccl._collectives import Tags
 from pccl._credentials import credentials
 from pccl._errors import (
     ConnectError,
-    KeysError,
     PCCLError,
     PCCLTimeoutError,
     Result,
     UsageError,
+    WrongKeysError,
     error_for,
 )
 from pccl._files import event_file
@@ -200,7 +200,7 @@ class Connection(Membership):
                 except PCCLTimeoutError as error:
                     if self._why_failed:  # and no master has answered since
                         error.detail = f"{error.detail} (the attempt before failed: {self._why_failed})"
-                        if isinstance(failure, KeysError):
+                        if isinstance(failure, WrongKeysError):
                             break
                     if deadline.passed():
                         raise
@@ -211,7 +211,7 @@ class Connection(Membership):
                         tell_supervisor(IN_RUN)
                     self._why_failed = ""
                     return
-                refusals = refusals + 1 if isinstance(failure, KeysError) else 0
+                refusals = refusals + 1 if isinstance(failure, WrongKeysError) else 0
                 if refusals == KEYS_TRIES:
                     break
                 answered.sleep(PAUSE_SECONDS)
@@ -469,7 +469,7 @@ class Connection(Membership):
             raise
         except PCCLError as error:
             if error.result in (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED, Result.INTERNAL_ERROR):
-                kind = KeysError if ticket.c.value else ConnectError
+                kind = WrongKeysError if ticket.c.value else ConnectError
                 raise kind(error.result, "pcclConnect", error.detail) from None
             raise
         self._connected = True

@@ -200,7 +200,7 @@ class ConnectError(ConnectionFailedError):
         return self._text(f"{failed}: {said}") if said else failed
 
 
-class KeysError(ConnectError, UsageError):
+class WrongKeysError(ConnectError, UsageError):
     """The keys or certificates of this process are not those of the master: another attempt fails, too."""
 
 

@@ -267,7 +267,7 @@ def test_other_values_permit_nothing(value, monkeypatch):
 
 def test_a_permitted_peer_dials(own):
     port = free_ports(1)[0]
-    for insecure, expected in ((True, "cannot connect"), (False, "beyond loopback")):
+    for insecure, expected in ((True, "Failed to connect to the master node"), (False, "beyond loopback")):
         with Communicator(f"{own}:{port}", insecure=insecure) as comm, pytest.raises(PCCLError, match=expected) as caught:
             comm.connect(1)
         assert isinstance(caught.value, ConnectError) == insecure
