@@ -60,6 +60,10 @@ class ParityPeer:
     def check(self, policy: str = "raise", fraction: float = 1.0, timeout: float | None = None) -> Any:
         return self._told(self.comm.check_parity, self.model, policy=policy, fraction=fraction, timeout=timeout)
 
+    def missing(self) -> list[str]:
+        """The protections that the program of this peer has reported to be missing."""
+        return sorted(self.comm._missing)
+
     def check_in(self, members: list[str], policy: str) -> Any:
         """In a group, of members by their uuids."""
         group = self.comm.group([UUID(one) for one in members])

@@ -110,7 +110,6 @@ class Replicated:
 
     def _check_parity(self, comm: Communicator, seconds: float) -> None:
         """Compares the members' training. What differs in a newcomer's is theirs by now, since it was let in by a sync."""
-        comm._note_protections(parity=self._policy != "raise" and comm.world_size < 3)  # two have no majority
         found = comm.check_parity(self._training.entries().tensors, policy=self._policy, timeout=seconds)
         if found.entry is not None:
             names = ", ".join(peer_label(name_of(comm._handle, one), one) for one in found.minority)

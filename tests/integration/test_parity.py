@@ -43,6 +43,21 @@ def ask(members: list[Performer], method: str, *arguments: Any) -> list[Any]:
     return [member.answer() for member in members]
 
 
+def test_a_policy_that_needs_a_majority_reports_that_two_have_none(start):
+    two = start(2)
+    ask(two, "check")
+    assert ask(two, "missing") == [[], []]  # nobody has asked for a majority
+    ask(two, "check", "repair")
+    assert ask(two, "missing") == [["parity"], ["parity"]]
+    one = start(1, waits=False)
+    three = two + one
+    for member in two:
+        member.tell("admit", 3)
+    assert [member.answer() for member in [*one, *two]] == [None] * 3
+    ask(three, "check", "expel")
+    assert ask(three, "missing") == [[], [], []]
+
+
 def test_a_flipped_bit_is_named_repaired_and_expelled(start):
     three = start(3)
     assert ask(three, "check") == [(3, None, [])] * 3  # a NaN and all: bits are compared
