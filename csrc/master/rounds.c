@@ -164,6 +164,8 @@ static void end_round(struct rounds *rounds, struct membership *table, struct pe
     struct wire_sync_end end = {.round = last.round, .code = last.code, .revision = last.revision};
     end.text.length = success ? 0 : (uint16_t)strnlen(failure, WIRE_MAX_TEXT);
     memcpy(end.text.chars, success ? "" : failure, end.text.length);
+    const struct peer_record *other = NULL;
+    uint32_t others = 0;
     for (uint32_t rank = 0; rank < group->count; rank++) {
         struct peer_record *peer = group->members[rank];
         end.tx_bytes = success ? peer->tx_bytes : 0;
@@ -175,6 +177,7 @@ static void end_round(struct rounds *rounds, struct membership *table, struct pe
                 .kind = (uint8_t)compare(peer, &rounds->votes[membership_slot(table, peer)], &round->result),
                 .revision = round->result.revision,
                 .content = round->result.content};
+        if (success && peer->state.kind == WIRE_STATE_REPLACED && others++ == 0) other = peer;
         peer->committed |= success;
         peer->part = ROLE_WAITS;
         peer->tx_bytes = 0;
@@ -184,6 +187,12 @@ static void end_round(struct rounds *rounds, struct membership *table, struct pe
         round->expected = rounds_expect(round->result.revision);
         actions_log(&table->actions, LOG_DEBUG, "group %u: shared state is at revision %llu", group->id,
                     (unsigned long long)last.revision);
+        char more[32] = "";
+        if (others > 1) snprintf(more, sizeof more, " (and %u more members)", others - 1);
+        if (others > 0)
+            actions_log(&table->actions, LOG_NOTICE,
+                        "%s%s had other content of the shared state than its group, repaired at revision %llu",
+                        membership_label_at(other).chars, more, (unsigned long long)last.revision);
     } else {
         actions_log(&table->actions, LOG_WARN, "group %u: shared state not synchronised: %s", group->id, failure);
     }

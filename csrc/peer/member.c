@@ -589,6 +589,7 @@ bool member_is_seeking(const struct member *m) { return m->recovery.state != REC
 bool member_gave_up(const struct member *m) { return m->gave_up; }
 const char *member_lost_why(const struct member *m) { return m->recovery.lost_why; }
 const char *member_waits_why(const struct member *m) { return m->recovery.waits_why.chars; }
+bool member_has_synced(const struct member *m) { return m->recovery.sync.committed; }
 const struct wire_sync_differs *member_sync_differs(const struct member *m) {
     return m->vote.differs_told ? &m->vote.differs : NULL;
 }

@@ -124,6 +124,7 @@ const struct wire_welcome *member_welcome(const struct member *member); // valid
 // Returns where the own list of entries begins to differ from the group's, as the master said in the last round of
 // shared state; NULL if it said nothing.
 const struct wire_sync_differs *member_sync_differs(const struct member *member);
+bool member_has_synced(const struct member *member); // it took part in a successful round of shared state
 // Header of a frame to the master; `epoch` is the number of the epoch in force.
 struct wire_header member_header(const struct member *member);
 // The epoch in force, NULL before the first. Valid until the next event.

@@ -19,6 +19,7 @@ struct shared_state {
     bool voted;                     // the state is hashed, the engine takes part
     int strategy;
     uint64_t revision, tx_bytes;
+    bool compares;                           // it had synced before, and offers its content of that revision
     int64_t began_at, hashed_at, planned_at; // 0 = not yet
     bool restarting;                         // the control thread is at it; nobody ends the round meanwhile
     struct sync_report before;               // what moved before it began again
@@ -32,6 +33,10 @@ static void add_report(struct sync_report *sum, const struct sync_report *part) 
     sum->rx_leaves += part->rx_leaves;
     sum->wire_bytes += part->wire_bytes;
     sum->donors += part->donors;
+    if (part->differing > sum->differing) {
+        sum->differs = part->differs;
+        sum->differing = part->differing;
+    }
 }
 
 // `end` is when the round is over, or now.
@@ -89,6 +94,7 @@ static pcclResult_t vote(struct communicator *c) {
         return drop(c, detail_fail(pcclInternalError, "the system refused memory for the sync"));
     c->shared_state->voted = true;
     c->shared_state->hashed_at = platform_now_ns();
+    c->shared_state->compares = member_has_synced(c->core) && vote.strategy != WIRE_SYNC_RECEIVE_ONLY;
     struct member_output out = {0};
     member_vote(c->core, WIRE_VOTE_SYNC, &vote, &out);
     pthread_mutex_unlock(&c->lock);
@@ -144,6 +150,17 @@ static const char *name_difference(char *out, size_t capacity, const pcclSharedS
     return out;
 }
 
+// A member that differs in a revision that its group has, too, has computed something else.
+static void log_repair(const struct shared_state *round, const struct sync_report *moved, uint64_t revision) {
+    char more[32] = "";
+    if (!round->compares || round->revision != revision || moved->differing == 0) return;
+    if (moved->differing > 1) snprintf(more, sizeof more, " (and %u more)", moved->differing - 1);
+    LOG(LOG_NOTICE,
+        "this peer had other content of the shared state than its group, in entry \"%.100s\"%s, repaired at revision "
+        "%llu",
+        round->state->infos[moved->differs->info].name, more, (unsigned long long)revision);
+}
+
 static pcclResult_t shared_state_collect(struct communicator *c, uint64_t *revision) {
     const pcclSharedState_t *state = c->shared_state->state;
     struct sync_report report;
@@ -155,6 +172,7 @@ static pcclResult_t shared_state_collect(struct communicator *c, uint64_t *revis
     pthread_mutex_lock(&c->lock);
     c->shared_state->report = report_of(c->shared_state, &report, platform_now_ns());
     const char *read_only = report.read_only == NULL ? NULL : state->infos[report.read_only->info].name;
+    if (success) log_repair(c->shared_state, &report, c->ticket.value);
     drop(c, pcclSuccess);
     if (success) {
         *revision = c->ticket.value;

@@ -33,6 +33,8 @@ struct sync_report {
     uint32_t donors; // that gave something
     // of the content: it differs, and cannot be written, or lies where another one does: the round ended for this peer
     const struct delta_entry *read_only;
+    const struct delta_entry *differs; // the first one that does, of so many
+    uint32_t differing;
 };
 
 // None blocks but sync_end and sync_restart.

@@ -152,14 +152,28 @@ static void next_hash_donor(struct sync *sync) {
 }
 
 // ---- leaf hashes ----
+static bool entry_differs(const struct sync *sync, const struct delta_entry *entry) {
+    uint64_t leaf = entry->first_leaf, end = leaf + entry->leaf_count;
+    while (leaf < end && !delta_wants(sync->delta, leaf)) leaf++;
+    return leaf < end;
+}
+
+static void report_differences(struct sync *sync) {
+    const struct delta_layout *layout = &sync->content->layout;
+    for (size_t i = layout->count; i-- > 0;)
+        if (entry_differs(sync, &layout->entries[i])) {
+            sync->report.differs = &layout->entries[i];
+            sync->report.differing++;
+        }
+}
+
 // The first entry with a leaf that differs that cannot be written; NULL: there is none.
 static const struct delta_entry *find_read_only(const struct sync *sync) {
     const struct delta_layout *layout = &sync->content->layout;
     for (size_t i = 0; i < layout->count; i++) {
         const struct delta_entry *entry = &layout->entries[i];
-        uint64_t leaf = entry->first_leaf, end = leaf + entry->leaf_count;
-        while (leaf < end && !delta_wants(sync->delta, leaf)) leaf++;
-        if (leaf < end && (entry->read_only || !device_is_writable(entry->queue, entry->data, entry->bytes)))
+        if (entry_differs(sync, entry) &&
+            (entry->read_only || !device_is_writable(entry->queue, entry->data, entry->bytes)))
             return entry;
     }
     return NULL;
@@ -182,6 +196,7 @@ static void begin_leaves(struct sync *sync) {
         if (sync->donors[i].peer == NULL) delta_drop(sync->delta, i);
     engine_lock(sync->engine);
     sync->report.missing_bytes = delta_missing_bytes(sync->delta);
+    report_differences(sync);
     engine_unlock(sync->engine);
     LOG(LOG_INFO, "shared state: %llu of %llu leaves differ, %llu bytes to fetch from %u peers",
         (unsigned long long)delta_missing(sync->delta), (unsigned long long)sync->content->layout.leaf_count,

@@ -304,6 +304,9 @@ class _Report:
         for member in self._diagnosis.members:
             if member.missing:
                 yield Text(f"missing protection at {member.name or short(member.uuid)}: {', '.join(member.missing)}", "bold red")
+            if member.state_replaced:
+                who = member.name or short(member.uuid)
+                yield Text(f"{who} had other content of the shared state, repaired at revision {member.state_revision}", "yellow")
         for joiner in self._diagnosis.joiners:
             yield Text(f"joins: {joiner}")
         for finding in self._diagnosis.findings:

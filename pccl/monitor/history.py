@@ -81,6 +81,7 @@ class Recorder:
         self._members: dict[str, MemberReport] = {}
         self._findings: dict[str, Event] = {}
         self._missing: set[tuple[str, str]] = set()
+        self._replaced: dict[str, int] = {}
         self._values: dict[str, list[float]] = {}
         self._reports: dict[str, dict[str, float | None]] = {}
         self._state: Event = {}
@@ -119,6 +120,7 @@ class Recorder:
         self._members = members
         events += self._compare_findings(at, told.findings)
         events += self._compare_protections(at)
+        events += self._compare_states(at)
         if at - self._sample_at >= max(0.5, self._bytes(told, count) / BYTES_PER_SECOND) and members:
             events += self._sample(at, told)
         return events
@@ -152,6 +154,16 @@ class Recorder:
             }
             for name, one in sorted(before ^ self._missing)
             if name in self._members
+        ]
+
+    def _compare_states(self, at: float) -> list[Event]:
+        """Members that had other content of a revision than their group."""
+        before = self._replaced
+        self._replaced = {name: one.state_revision or 0 for name, one in self._members.items() if one.state_replaced}
+        return [
+            {"at": at, "kind": "state_mismatch", "member": name, "revision": revision, "repaired": True}
+            for name, revision in self._replaced.items()
+            if before.get(name) != revision
         ]
 
     def _sample(self, at: float, told: Diagnosis) -> list[Event]:

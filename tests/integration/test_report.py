@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +25,8 @@ from pccl import ArgumentError, Communicator, MasterNode, _recording
 from pccl._address import parse_endpoint
 from pccl._diagnosis import diagnose_run
 from pccl._reports import JOINING, Diagnosis
+from pccl.lab.ports import free_ports
+from pccl.monitor.history import read_file
 
 
 def test_numbers_are_seen_everywhere(tmp_path: Path):
@@ -105,6 +112,84 @@ def test_the_master_tells_the_shared_state_of_each_member():
         assert {member.state_hash for member in told.members} == {held[0].shared.hash()}
         assert [member.uuid for member in told.members if member.state_replaced] == [comms[2].uuid]
         assert told.to_json()["members"][0]["state_revision"] == 8
+
+
+MISMATCHED = """
+    import sys
+    import numpy as np
+    import pccl
+
+    with pccl.Communicator(sys.argv[1], name=sys.argv[2], insecure=True) as comm:
+        comm.connect(60)
+        while comm.world_size < 3:
+            comm.update_topology()
+        arrays = [np.zeros(100, np.float32) for _ in range(3)]
+        state = pccl.SharedState([pccl.TensorInfo.from_numpy(array, f"w{i}") for i, array in enumerate(arrays)])
+        for step in range(3):
+            comm.sync_shared_state(state)
+            print("synced", flush=True)
+            sys.stdin.readline()
+            state.push_revision()
+            arrays[1] += 1
+            if step == 0 and sys.argv[2] == "host-3":
+                arrays[1] += 1  # it computes something else
+                arrays[2] -= 1
+"""
+
+
+def test_a_member_that_had_other_content_is_an_event_and_a_line_at_it_and_at_the_master(tmp_path: Path):
+    (port,) = free_ports(1)
+    address, events, logs = f"127.0.0.1:{port}", tmp_path / "run.events", {}
+    with contextlib.ExitStack() as stack:
+
+        def start(name: str, *arguments: str) -> subprocess.Popen[str]:
+            logs[name] = tmp_path / name
+            log = stack.enter_context(logs[name].open("w"))
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
+            process = stack.enter_context(subprocess.Popen([sys.executable, *arguments], **pipes))
+            stack.callback(process.kill)
+            return process
+
+        def seen(kind: str) -> list[dict[str, Any]]:
+            with contextlib.suppress(OSError, ValueError):
+                return [event for event in read_file(str(events)) if event["kind"] == kind]
+            return []
+
+        def wait_for(condition: Callable[[], object]) -> None:
+            deadline = time.monotonic() + PATIENCE
+            while not condition():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+        master = start("master", "-m", "pccl.master", "--listen", address)
+        assert "listening" in ((master.stdout and master.stdout.readline()) or "")
+        start("web", "-m", "pccl", "web", "--master", address, "--events", str(events), "--listen", "127.0.0.1:0")
+        peers = [start(f"host-{i}", "-c", textwrap.dedent(MISMATCHED), address, f"host-{i}") for i in (1, 2, 3)]
+
+        def step() -> None:
+            for peer in peers:
+                print(file=peer.stdin, flush=True)
+            for peer in peers:
+                assert peer.stdout is not None
+                assert peer.stdout.readline() == "synced\n"
+
+        for peer in peers:
+            assert peer.stdout is not None
+            assert peer.stdout.readline() == "synced\n"
+        wait_for(lambda: len(seen("member") + seen("joined")) >= 3)
+        assert seen("state_mismatch") == []
+        step()
+        wait_for(lambda: seen("state_mismatch"))
+        step()
+        (event,) = seen("state_mismatch")
+        (host,) = {one["member"] for one in seen("member") + seen("joined") if one["name"] == "host-3"}
+        assert (event["member"], event["revision"], event["repaired"]) == (host, 1, True)
+        own = 'had other content of the shared state than its group, in entry "w1" (and 1 more), repaired at revision 1'
+        assert logs["host-3"].read_text().count(own) == 1
+        assert "other content" not in logs["host-1"].read_text() + logs["host-2"].read_text()
+        (line,) = [line for line in logs["master"].read_text().splitlines() if "other content" in line]
+        assert "host-3" in line
+        assert line.endswith("repaired at revision 1")
 
 
 def test_the_master_tells_what_peers_do_on_their_way_into_the_run(tmp_path: Path):

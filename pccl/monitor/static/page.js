@@ -171,6 +171,10 @@ const ago = (seconds) => (seconds < 1 ? "just now" : seconds < 100 ? `${Math.rou
 const span = (seconds) => (seconds < 100 ? `${Math.round(seconds)} s` : seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 const moment = (at) => `${new Date(at * 1000).toLocaleDateString()} ${clock(at)}`;
 
+function mismatch(event) {
+  return `${label(event.member ?? "")} had other content of the shared state, ${event.repaired ? `repaired at revision ${event.revision}` : "not repaired"}`;
+}
+
 function told(event) {
   const who = event.member ? label(event.member) : "";
   return {
@@ -178,6 +182,7 @@ function told(event) {
     epoch: event.epoch ? `epoch ${event.epoch}: ${counted(event.members)}` : "the master serves no run",
     failover: `a master has taken the run up (generation ${event.generation})`, master: event.answers ? "the master answers" : event.text,
     protection: `${who}: ${event.protection} ${event.missing ? `missing, a loss now costs ${event.steps ?? "?"} steps` : "there again"}`,
+    state_mismatch: mismatch(event),
     finding: event.text, over: `no longer: ${event.finding?.replaceAll("_", " ")} ${who}${event.other ? ` to ${label(event.other)}` : ""}`,
   }[event.kind] ?? event.kind;
 }
@@ -213,13 +218,15 @@ function drawState(at, members, findings) {
   const more = findings.length > 1 ? ` (and ${findings.length - 1} more)` : "";
   $("finding").textContent = gone ? gone[2] : gravest ? gravest.text + more : count ? "Nothing slows operations down." : "";
   const lost = gone ? [] : lostAt(at);
-  $("news").textContent = lost.length === 0 ? ""
-    : `${lost.slice(0, 3).map(([id]) => label(id)).join(", ")}${lost.length > 3 ? ` and ${lost.length - 3} more` : ""} ${lost.length === 1 ? "was" : "were"} lost, or left, ${ago(at - lost[0][1])}; ${count} ${count === 1 ? "continues" : "continue"}.`;
+  const other = gone ? undefined : run.events.findLast((one) => one.kind === "state_mismatch" && one.at <= at && at - one.at < RECENT_SECONDS);
+  const mismatched = other ? ` ${mismatch(other)}, ${ago(at - other.at)}.` : "";
+  $("news").textContent = lost.length === 0 ? mismatched.trim()
+    : `${lost.slice(0, 3).map(([id]) => label(id)).join(", ")}${lost.length > 3 ? ` and ${lost.length - 3} more` : ""} ${lost.length === 1 ? "was" : "were"} lost, or left, ${ago(at - lost[0][1])}; ${count} ${count === 1 ? "continues" : "continue"}.${mismatched}`;
   const sum = run.sums[before(run.sums.map((one) => one.at), at)];
   const share = sum?.spent ? `, ${Math.round((100 * sum.useful) / sum.spent)}% of the members' time without waits` : "";
   $("progress").textContent = sum && epoch ? `Epoch ${epoch.epoch}, ${Math.round(sum.operations).toLocaleString("en")} operations in ${span(at - run.first)}${share}` : "";
   $("report").textContent = gone ? "" : reported(members.map(([id]) => id), at);
-  document.querySelector("header").className = gone ? "fails" : gravest?.finding === "hung" ? "fails" : gravest || lost.length ? "warns" : "";
+  document.querySelector("header").className = gone ? "fails" : gravest?.finding === "hung" ? "fails" : gravest || lost.length || other ? "warns" : "";
   document.title = gone ? "pccl: no master" : gravest ? `pccl: ${gravest.finding.replaceAll("_", " ")}` : `pccl: ${counted(count)}`;
   $("when").textContent = view.at === null ? (run.live ? "" : moment(at)) : moment(at);
   $("live").setAttribute("aria-pressed", view.at === null);

@@ -247,6 +247,25 @@ def test_a_file_that_another_thread_gives_up_while_events_are_added_ends_no_thre
     assert len(log.after(0, 0)[0]) == 2
 
 
+def test_content_that_differed_is_an_event_once_for_each_revision():
+    recorder = Recorder()
+
+    def mismatches(at: float, revision: int, *others: int) -> list[tuple[str, int]]:
+        held = [
+            replace(member(i), state_revision=revision, state_hash="ab" * 16, state_replaced=i in others) for i in range(1, 4)
+        ]
+        found = [event for event in recorder.observe(at, told(*held)) if event["kind"] == "state_mismatch"]
+        assert all(event["repaired"] and event["at"] == at for event in found)
+        return [(event["member"], event["revision"]) for event in found]
+
+    assert mismatches(1.0, 4) == []
+    assert mismatches(2.0, 5, 3) == [("00000003", 5)]
+    assert mismatches(3.0, 5, 3) == []
+    assert mismatches(4.0, 6, 2, 3) == [("00000002", 6), ("00000003", 6)]
+    assert mismatches(5.0, 7) == []
+    assert mismatches(6.0, 8, 3) == [("00000003", 8)]
+
+
 def test_states_are_those_of_most_members_of_a_group_and_of_the_members_that_differ():
     def holds(number: int, revision: int | None, digits: str, group: int = 0, replaced: bool = False) -> MemberReport:
         return replace(member(number), group=group, state_revision=revision, state_hash=digits, state_replaced=replaced)
