@@ -80,8 +80,10 @@ static inline void wait_span_enter(struct wait_span *wait, int64_t now_ns) {
     wait->left_ns = 0;
 }
 static inline void wait_span_leave(struct wait_span *wait, int64_t now_ns) { wait->left_ns = now_ns; }
+// Returns 0 also for a wait that began after `now_ns`, which another thread may have read before.
 static inline uint64_t wait_span_us(const struct wait_span *wait, int64_t now_ns) {
-    return wait_span_goes_on(wait, now_ns) ? (uint64_t)((now_ns - wait->since_ns) / 1000) : 0;
+    bool goes_on = wait_span_goes_on(wait, now_ns) && now_ns > wait->since_ns;
+    return goes_on ? (uint64_t)((now_ns - wait->since_ns) / 1000) : 0;
 }
 
 enum call_result {

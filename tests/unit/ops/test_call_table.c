@@ -1,4 +1,5 @@
 // The ops' core, driven by hand: what it asks for when calls, signals, epochs and verdicts come.
+#include "base/platform.h"
 #include "ops/call_table_world.h"
 
 static void test_large(void) {
@@ -513,6 +514,20 @@ static void test_limits(void) {
     end();
 }
 
+// The thread that tells waits has read the clock before it took the lock, and the caller after that.
+static void test_wait_span(void) {
+    check_case("a wait that began after the clock was read");
+    struct wait_span wait = {0};
+    CHECK_EQ(wait_span_us(&wait, 5 * MS_NS), 0);
+    wait_span_enter(&wait, 7 * MS_NS);
+    CHECK_EQ(wait_span_us(&wait, 5 * MS_NS), 0);
+    CHECK_EQ(wait_span_us(&wait, 7 * MS_NS), 0);
+    CHECK_EQ(wait_span_us(&wait, 9 * MS_NS), 2000);
+    wait_span_leave(&wait, 9 * MS_NS);
+    wait_span_enter(&wait, 20 * MS_NS); // another wait
+    CHECK_EQ(wait_span_us(&wait, 19 * MS_NS), 0);
+}
+
 int main(void) {
     plan_segmented_min = 4 * PLAN_SEGMENT_MIN;
     test_large();
@@ -531,5 +546,6 @@ int main(void) {
     test_list_root();
     test_list_signals();
     test_limits();
+    test_wait_span();
     return check_status();
 }
