@@ -236,7 +236,8 @@ static bool is_only_caller(struct engine *engine, bool begins) {
     engine_assert_locked(engine);
     static _Thread_local pid_t thread;
     if (thread == 0) thread = gettid();
-    if (engine->caller == thread || !begins) return engine->caller == thread && !engine->several_callers;
+    if (engine->several_callers || engine->caller == thread || !begins)
+        return engine->caller == thread && !engine->several_callers;
     if (engine->caller != 0 && tgkill(getpid(), engine->caller, 0) == 0)
         engine->several_callers = true;
     else
@@ -455,12 +456,14 @@ static void note_wait(struct call_table *call_table, struct op *op) {
     struct engine *engine = call_table->driver.context;
     struct wire_waits *waits = engine->waits;
     const struct op *call = op->parent != NULL ? op->parent : op;
-    uint64_t span_us = wait_span_us(&call->wait, engine->waits_ns);
+    // An operation that begins again in a new epoch, or a segment of it, has its whole time.
+    int64_t waited_us = (int64_t)wait_span_us(&call->wait, engine->waits_ns);
+    int64_t span_us = platform_earlier(waited_us, (engine->waits_ns - op->begun_ns) / US_NS);
     bool moves = (op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && !op->frozen && op->team->count > 1;
     if (!moves || span_us < WAIT_LEAST_US || waits->count == WIRE_MAX_WAITS) return;
     struct wire_wait *wait = &waits->list[waits->count++];
-    *wait = (struct wire_wait){.name = op->name, .kind = op->args.fingerprint.kind, .span_us = span_us};
-    if (call->caller_waits) waits->all_us = span_us;
+    *wait = (struct wire_wait){.name = op->name, .kind = op->args.fingerprint.kind, .span_us = (uint64_t)span_us};
+    if (call->caller_waits) waits->all_us = wait->span_us;
     for (uint32_t place = 0; op->phase == OP_RUNNING && place < op->team->count; place++)
         if (algorithm_misses(op, place) && wait->missing_count < WIRE_MAX_MISSING)
             wait->missing[wait->missing_count++] = algorithm_peer(op, place)->id;
@@ -471,6 +474,7 @@ bool engine_waits(struct engine *engine, int64_t now_ns, struct wire_waits *out)
     engine->waits = out;
     engine->waits_ns = now_ns;
     if (engine_is_open(engine)) call_table_for_each(&engine->call_table, note_wait);
+    if (engine->several_callers) out->all_us = 0; // another thread has made its first call since the wait began
     bool live = engine->call_table.live > 0;
     engine_unlock(engine);
     return live;

@@ -197,8 +197,8 @@ int64_t communicator_tell_waits(struct communicator *c, int64_t now_ns) {
     pthread_mutex_lock(&c->lock);
     if (is_served(c) && now_ns >= c->waits_ns) {
         bool calls = c->ticket.type != NULL;
-        c->waits_awake = engine_waits(c->engine, now_ns, &waits) || calls;
         if (calls && c->ticket.caller_waits) waits.all_us = wait_span_us(&c->ticket.wait, now_ns);
+        c->waits_awake = engine_waits(c->engine, now_ns, &waits) || calls;
         bool tells = waits.count > 0 || waits.all_us >= COMMUNICATOR_WAITS_MS * 1000;
         if (tells || c->waits_told) wire_encode_waits(&frame, member_header(c->core), &waits);
         c->waits_told = tells;
