@@ -55,7 +55,8 @@ struct peer_record {
     int64_t waits_since;     // since its vote was opened; of a newcomer, since it came
     struct wire_waits waits; // what it has told that its program waits for, at `waits_ns`
     int64_t waits_ns;
-    bool stuck; // all of its calls wait for members that are stuck (master/deadlock)
+    bool stuck;      // all of its calls wait for members that are stuck (master/deadlock)
+    size_t waits_at; // of master/deadlock: where the operation that is looked at begins in its list
     struct wait_report {
         int64_t since_ns, next_ns; // the wait that began then is told of next
     } told;

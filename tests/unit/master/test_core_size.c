@@ -10,6 +10,7 @@ enum {
     MEMBERS = WIRE_MAX_MEMBERS,
     LOG2 = 10, // of them
     LIMIT_MS = 5000,
+    LONG_US = 2000000,
     RUN = 7
 };
 
@@ -123,6 +124,20 @@ static void vote(uint32_t conn, struct wire_header header, uint8_t kind) {
     wire_buffer_fini(&out);
 }
 
+// Tells that the only thread of a program waits for a receive from another member.
+static void waits_for(uint32_t conn, struct wire_header header, uint64_t epoch, uint32_t other) {
+    struct wire_buffer out = {0};
+    struct wire_waits message = {.all_us = LONG_US, .count = 1};
+    message.list[0] = (struct wire_wait){.name = {.epoch = epoch, .tag = conn + 1},
+                                         .span_us = LONG_US,
+                                         .missing_count = 1,
+                                         .missing = {members[other].id}};
+    wire_encode_waits(&out, header, &message);
+    CHECK(wire_header_decode(out.bytes, &header));
+    act(core_message(m, now, conn, &header, out.bytes + WIRE_HEADER_BYTES));
+    wire_buffer_fini(&out);
+}
+
 static void linked(uint32_t conn, struct wire_header header, uint32_t attempt) {
     struct wire_buffer out = {0};
     static struct wire_linked message;
@@ -205,8 +220,8 @@ static void test_strangers(void) {
     core_free(m);
 }
 
-static void test_joins(void) {
-    begin("as many as may be join at once");
+// All join, and the first one admits them. Returns how they speak.
+static struct wire_header form(void) {
     for (uint32_t i = 0; i < MEMBERS; i++) hello(i);
     at_most("a join", MEMBERS, 3);
     CHECK_EQ(take(WIRE_WELCOME), MEMBERS);
@@ -222,11 +237,43 @@ static void test_joins(void) {
     }
     at_most("a candidate", MEMBERS, 0);
     CHECK_EQ(take(WIRE_EPOCH), MEMBERS);
+    header.epoch = 2;
+    for (uint32_t i = 0; i < MEMBERS; i++) linked(i, header, 0);
+    return header;
+}
+
+static void test_joins(void) {
+    begin("as many as may be join at once");
+    form();
+    core_free(m);
+}
+
+// Each waits for the one that joined after it, as a pipeline does in its backward pass.
+static void test_waits(void) {
+    begin("a chain of members of which the last one is slow");
+    core_configure(m, &(struct core_settings){.deadlock_ns = SECOND_NS});
+    struct wire_header header = form();
+    comparisons = 0;
+    for (uint32_t i = 0; i + 1 < MEMBERS; i++) waits_for(i, header, header.epoch, i + 1);
+    at_most("WAITS", MEMBERS, 0);
+    now += SECOND_NS;
+    act(core_tick(m, now));
+    at_most("a look", 1, 3 * MEMBERS);
+    CHECK_EQ(take(WIRE_VERDICT), 0);
+
+    check_case("a ring of members");
+    waits_for(MEMBERS - 1, header, header.epoch, 0);
+    now += SECOND_NS;
+    act(core_tick(m, now));
+    at_most("a look", 1, 3 * MEMBERS);
+    uint32_t verdicts = take(WIRE_VERDICT);
+    CHECK(verdicts >= MEMBERS && verdicts <= 10 * MEMBERS);
     core_free(m);
 }
 
 int main(void) {
     test_takeover();
+    test_waits();
     test_strangers();
     test_joins();
     return check_status();

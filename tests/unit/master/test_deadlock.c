@@ -112,8 +112,8 @@ static void test_found(void) {
     start("a member that does not know who is missing", "abc");
     vote("c", WIRE_VOTE_UPDATE);
     WAIT(DEADLOCK_MS, "abc", {'a', 1, "", true}, {'b', 1, "c", true});
-    OP_FAILED("abc", 1, "rank 0");
     VOTE_FAILED('c', "in update_topology");
+    OP_FAILED("abc", 1, "rank 0");
     EPOCH("abc", RELINK, 3, 3, "abc");
     end();
 
@@ -147,6 +147,11 @@ static void test_not_found(void) {
     start("operations of programs with several threads", "ab");
     WAIT(LONG_MS, "ab", {'a', 1, "b", false}, {'b', 2, "a", true});
     QUIET("ab");
+    end();
+
+    start("members of one slow operation, none of which has heard of the next", "abc");
+    WAIT(LONG_MS, "abc", {'a', 1, "b", true}, {'b', 1, "c", true}, {'c', 1, "a", true});
+    QUIET("abc");
     end();
 
     start("a vote beside which operations may begin", "ab");
