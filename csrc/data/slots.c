@@ -289,9 +289,9 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
 
 int slots_step(struct engine *engine, int timeout_ms) {
     engine_assert_thread(engine);
-    if (engine->rendezvous == NULL) return timeout_ms;
-    int64_t now_ns = platform_now_ns(), at_ns = rendezvous_tick(engine->rendezvous, now_ns);
-    if (platform_earlier(at_ns, engine->claims_ns) == INT64_MAX) return timeout_ms;
+    int64_t at_ns = engine->rendezvous == NULL ? INT64_MAX : rendezvous_tick(engine->rendezvous);
+    if (platform_earlier(at_ns, engine->claims_ns) == INT64_MAX) return timeout_ms; // mostly, without the time
+    int64_t now_ns = platform_now_ns();
     engine_lock(engine);
     if (now_ns >= engine->claims_ns) {
         engine->claims_ns = INT64_MAX;

@@ -161,7 +161,9 @@ static void count_stranger(struct rendezvous *rendezvous, int fd) {
     if (listen_again(rendezvous, false)) rendezvous->resumes_ns = now_ns + PAUSE_MS * MS_NS;
 }
 
-int64_t rendezvous_tick(struct rendezvous *rendezvous, int64_t now_ns) {
+int64_t rendezvous_tick(struct rendezvous *rendezvous) {
+    if (rendezvous->resumes_ns == INT64_MAX) return INT64_MAX;
+    int64_t now_ns = platform_now_ns();
     if (now_ns >= rendezvous->resumes_ns)
         rendezvous->resumes_ns = listen_again(rendezvous, true) ? INT64_MAX : now_ns + PAUSE_MS * MS_NS;
     return rendezvous->resumes_ns;

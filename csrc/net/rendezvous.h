@@ -42,7 +42,7 @@ void rendezvous_close(struct rendezvous *rendezvous);
 const uint8_t *rendezvous_name(const struct rendezvous *rendezvous);
 // Ends a pause of the socket that is over: after a flood of connections of other users, or for want of descriptors, it
 // takes no connection for a second. Returns when to call again; INT64_MAX: it listens.
-int64_t rendezvous_tick(struct rendezvous *rendezvous, int64_t now_ns);
+int64_t rendezvous_tick(struct rendezvous *rendezvous);
 // Takes the next claim. Call it until it returns false whenever `tag` has an event. Never blocks. Drops claims of other
 // users.
 bool rendezvous_take(struct rendezvous *rendezvous, struct rendezvous_claim *out);
