@@ -298,7 +298,8 @@ static void on_answer(struct master *master, struct conn *conn, const struct wir
     master_conn_close(master, conn);
 }
 
-// Gives the state machine the frames that are complete. False: the time is over, and the connection put off.
+// Gives the state machine the frames that are complete. Returns false if no more is to be read: the time is over and the
+// connection put off, or it is lost, closed or held.
 static bool take_frames(struct master *master, struct conn *conn) {
     while (master_conn_hears(conn)) {
         struct wire_header header;
@@ -312,19 +313,18 @@ static bool take_frames(struct master *master, struct conn *conn) {
         else
             conn_lose(master, conn, "it sent an invalid message");
         bool left = master_conn_hears(conn) && conn->in.taken < conn->in.bytes.length;
-        if (!left || platform_now_ns() < master->turn_ends_ns) continue;
+        if (!left || !share_is_over(master->share)) continue;
         master_conn_put_off(master, conn, true);
         return false;
     }
-    return true;
+    return conn->state != CONN_UNUSED && conn->state != CONN_LOST && conn->state != CONN_HELD;
 }
 
 // Reads one chunk, so that the other connections have their turn. The poller does not tell of bytes that an encrypted
 // stream holds: these are read in the next turn.
 static void conn_read(struct master *master, struct conn *conn) {
     bool more;
-    if (!take_frames(master, conn)) return; // those that the turn before has left
-    if (conn->state == CONN_UNUSED || conn->state == CONN_LOST || conn->state == CONN_HELD) return;
+    if (master_conn_hears(conn) && !take_frames(master, conn)) return; // those that the turn before has left
     do {
         enum conn_state before = conn->state;
         ptrdiff_t got = conn_receive(conn, master->chunk, sizeof master->chunk);
@@ -345,9 +345,8 @@ static void conn_read(struct master *master, struct conn *conn) {
         if (conn->state == CONN_KNOWN && !conn->broken && by_control)
             core_heard(conn->run->core, master->now_ns, master_conn_index(master, conn));
         if (!take_frames(master, conn)) return;
-        if (conn->state == CONN_UNUSED || conn->state == CONN_LOST || conn->state == CONN_HELD) return;
         more = conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED);
-    } while (more && platform_now_ns() < master->turn_ends_ns);
+    } while (more && !share_is_over(master->share));
     if (conn->stream->buffered) master_conn_put_off(master, conn, true);
     if (master_conn_hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
 }
@@ -381,8 +380,8 @@ static void conn_handshake(struct master *master, struct conn *conn) {
 }
 
 static void accept_some(struct master *master, struct transport_listener *listener) {
-    int64_t began = platform_now_ns();
-    for (uint32_t i = 0; i < TRANSPORT_LISTENER_TURN && master->strangers_ns < STRANGERS_TURN_US * US_NS; i++) {
+    master->share = &master->strangers;
+    for (uint32_t i = 0; i < TRANSPORT_LISTENER_TURN && share_enter(&master->strangers); i++) {
         struct transport *stream;
         struct wire_address source;
         int error = transport_listener_accept(listener, &stream, &source, master->now_ns);
@@ -393,9 +392,7 @@ static void accept_some(struct master *master, struct transport_listener *listen
         struct conn *conn = master_conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
         if (conn != NULL) conn->source = source;
         if (conn != NULL) conn_handshake(master, conn);
-        int64_t now = platform_now_ns();
-        master->strangers_ns += now - began;
-        began = now;
+        share_leave(&master->strangers);
     }
 }
 
@@ -460,27 +457,26 @@ static void begin_turn(struct master *master) {
         struct master_run *run = &master->runs[i];
         run->late_turns = run->late ? run->late_turns + 1 : 0;
         run->late = false;
-        run->spent_ns = 0;
         runs += run->core != NULL;
     }
-    master->strangers_ns = 0;
-    master->run_turn_ns = RUNS_TURN_US * US_NS / (runs > 0 ? runs : 1);
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++)
+        share_renew(&master->runs[i].share, RUNS_TURN_US * US_NS / (runs > 0 ? runs : 1));
+    share_renew(&master->strangers, STRANGERS_TURN_US * US_NS);
 }
 
 // Serves a connection while its run, or all strangers, have time in this turn. False: they have none; it is put off.
 static bool serve_conn(struct master *master, struct conn *conn, uint32_t events) {
-    int64_t *spent = conn->run != NULL ? &conn->run->spent_ns : &master->strangers_ns;
-    int64_t left = (conn->run != NULL ? master->run_turn_ns : STRANGERS_TURN_US * US_NS) - *spent;
+    struct share *share = conn->run != NULL ? &conn->run->share : &master->strangers;
     if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return true;
-    if (left <= 0 && conn->state != CONN_HELD) {
-        master_conn_put_off(master, conn, true);
+    if (!share_enter(share)) {
+        // The end of a held connection, of which the poller tells alone, is told again.
+        if (conn->state != CONN_HELD) master_conn_put_off(master, conn, true);
         if (conn->run != NULL) conn->run->late = true;
         return false;
     }
-    int64_t began = platform_now_ns();
-    master->turn_ends_ns = began + left;
+    master->share = share;
     on_conn(master, conn, events);
-    *spent += platform_now_ns() - began;
+    share_leave(share);
     return true;
 }
 

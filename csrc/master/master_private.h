@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "base/recorder.h"
+#include "base/share.h"
 #include "master/core.h"
 #include "master/master.h"
 #include "net/conn.h"
@@ -58,7 +59,7 @@ struct master_run {
     int64_t known_until_ns;   // the answer holds
     int64_t looks_ns;         // for a run of another master; INT64_MAX: nobody waits here
     uint64_t begun;           // grows from run to run: the lowest is the oldest
-    int64_t spent_ns;         // on its connections, in this turn
+    struct share share;       // of this turn, for its connections
     bool late;                // there was no time for some of them
     uint32_t late_turns;      // in a row, before this one
 };
@@ -111,8 +112,8 @@ struct master {
     struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[ACTIONS_MAX_CONNS];
     uint32_t conn_count[CONN_STATES], put_off_count, put_off_first;
-    int64_t strangers_ns, run_turn_ns;        // spent on strangers, and to be spent on each run, in this turn
-    int64_t turn_ends_ns;                     // for the connection that is served now
+    struct share strangers;                   // of this turn
+    struct share *share;                      // of the connection that is served now
     struct core_loss lost[ACTIONS_MAX_CONNS]; // in this turn
     size_t lost_count;
     struct core_loss batch[ACTIONS_MAX_CONNS]; // of these, those of one run

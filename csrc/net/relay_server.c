@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/platform.h"
+#include "base/share.h"
 #include "net/socket.h"
 #include "net/strangers.h"
 
@@ -434,10 +435,11 @@ static void tick(struct relay_server *s, int64_t now) {
 static void *run(void *server) {
     struct relay_server *s = server;
     struct epoll_event events[EVENTS];
+    struct share strangers;
     int64_t ticked = platform_now_ns();
     while (take_given(s)) {
         int count = epoll_wait(s->epoll, events, EVENTS, TURN_MS);
-        int64_t strangers_ns = 0;
+        share_renew(&strangers, STRANGERS_TURN_US * US_NS);
         for (int i = 0; i < count; i++) {
             struct end *end = events[i].data.ptr;
             if (events[i].data.ptr == &s->wake)
@@ -446,10 +448,9 @@ static void *run(void *server) {
                 accept_some(s);
             else if (end->state == END_JOINED)
                 carry(s, end, events[i].events);
-            else if (end->state != END_CLOSED && strangers_ns < STRANGERS_TURN_US * US_NS) {
-                int64_t began = platform_now_ns();
+            else if (end->state != END_CLOSED && share_enter(&strangers)) {
                 hear(s, end);
-                strangers_ns += platform_now_ns() - began;
+                share_leave(&strangers);
             }
         }
         int64_t now = platform_now_ns();

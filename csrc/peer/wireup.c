@@ -212,8 +212,7 @@ void wireup_recheck(struct wireup *w) {
 }
 
 static void accept_some(struct wireup *w, struct transport_listener *listener, int64_t now) {
-    int64_t until = platform_now_ns() + STRANGERS_TURN_US * US_NS;
-    for (int i = 0; i < TRANSPORT_LISTENER_TURN && platform_now_ns() < until; i++) {
+    for (int i = 0; i < TRANSPORT_LISTENER_TURN && !share_is_over(&w->strangers); i++) {
         struct transport *stream;
         struct wire_address from;
         int error = transport_listener_accept(listener, &stream, &from, now);
@@ -376,24 +375,20 @@ static void advance(struct wireup *w, struct connection *c, int64_t now) {
 }
 
 void wireup_handle(struct wireup *w, uint64_t data, int64_t now) {
-    if (now != w->turn) {
-        w->turn = now;
-        w->strangers_ns = 0;
-    }
-    bool late = w->strangers_ns >= STRANGERS_TURN_US * US_NS; // the poller tells again in the next turn
-    int64_t began = platform_now_ns();
-    if (data < w->first_data + LISTENERS) {
-        if (!late) accept_some(w, &w->listeners[data - w->first_data], now);
-        w->strangers_ns += platform_now_ns() - began;
-        return;
-    }
+    if (now != w->turn) share_renew(&w->strangers, STRANGERS_TURN_US * US_NS);
+    w->turn = now;
+    bool listens = data < w->first_data + LISTENERS;
     uint64_t name = data - w->first_data - 1;
     uint32_t slot = (uint32_t)name & 0xfffff, serial = (uint32_t)(name >> 20);
-    struct connection *c = slot < w->slot_count ? w->slots[slot] : NULL;
-    if (c == NULL || c->serial != serial) return;
-    bool stranger = c->state == AWAIT_HELLO;
-    if (!stranger || !late) advance(w, c, now);
-    if (stranger) w->strangers_ns += platform_now_ns() - began;
+    struct connection *c = !listens && slot < w->slot_count ? w->slots[slot] : NULL;
+    if (!listens && (c == NULL || c->serial != serial)) return;
+    bool stranger = listens || c->state == AWAIT_HELLO;
+    if (stranger && !share_enter(&w->strangers)) return; // the poller tells again in the next turn
+    if (listens)
+        accept_some(w, &w->listeners[data - w->first_data], now);
+    else
+        advance(w, c, now);
+    if (stranger) share_leave(&w->strangers);
 }
 
 static void time_out(struct wireup *w, struct connection *c) {

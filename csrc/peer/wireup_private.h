@@ -3,6 +3,7 @@
 #define PCCL_PEER_WIREUP_PRIVATE_H
 
 #include "base/log.h"
+#include "base/share.h"
 #include "net/conn.h"
 #include "net/keys.h"
 #include "net/strangers.h"
@@ -88,7 +89,8 @@ struct wireup {
     uint32_t slot_count, serial;
     struct wireup_event *events;
     size_t event_first, event_count, event_capacity;
-    int64_t turn, strangers_ns; // what handshakes and hellos have taken in the turn that is named by its time
+    int64_t turn;               // its time, which names it
+    struct share strangers;     // of this turn, for handshakes and hellos
     struct relay_server *relay; // NULL: nobody has asked for it yet
     uint8_t *scratch;           // junk to send, bytes received
 };

@@ -8,7 +8,7 @@
 #include "check.h"
 #include "far_end.h"
 #include "master/core.h"
-#include "master/master.h"
+#include "master/master_private.h"
 #include "net/wire_control.h"
 
 enum { PATIENCE_MS = 20000, FLOOD = 2000, STRANGERS = 60, TURN_MOST = 25 };
@@ -18,11 +18,15 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static bool holds, held;           // the master's thread waits in the midst of its work
 static uint32_t done, victim_done; // units of work; at which the victim had its turn
 static _Atomic int64_t clock_ns = SECOND_NS;
-static atomic_bool counts; // the clock is the test's, and work counts
+static atomic_bool counts;     // the clock is the test's, and work counts
+static atomic_bool dials;      // the master tests the addresses of newcomers
+static _Atomic uint32_t looks; // at the clock
+static _Atomic int held_conns;
 
 int64_t __real_platform_now_ns(void);
 int64_t __wrap_platform_now_ns(void);
 int64_t __wrap_platform_now_ns(void) {
+    atomic_fetch_add(&looks, 1);
     return atomic_load(&counts) ? atomic_load(&clock_ns) : __real_platform_now_ns();
 }
 
@@ -55,21 +59,34 @@ int __wrap_transport_step(struct transport *stream) {
     return __real_transport_step(stream);
 }
 
+bool __real_dial_back_begin(struct master *master, struct conn *conn, const struct wire_hello *hello);
+bool __wrap_dial_back_begin(struct master *master, struct conn *conn, const struct wire_hello *hello);
+bool __wrap_dial_back_begin(struct master *master, struct conn *conn, const struct wire_hello *hello) {
+    if (!atomic_load(&dials)) return __real_dial_back_begin(master, conn, hello);
+    atomic_fetch_add(&held_conns, 1);
+    return true;
+}
+
 static struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}};
 
-// Registers a peer alone in a run. Returns its stream, and how it speaks.
-static struct transport *join(const char *run, uint8_t name, struct wire_header *header) {
+static struct transport *say_hello(const char *run, uint8_t name) {
     struct transport *stream = far_end_dial(&address);
     struct wire_buffer frames = {0};
     struct wire_run named = {{0}};
     struct wire_hello hello = {.version = WIRE_VERSION, .id = {{name}}, .lanes = 1, .port = 40000, .masters = 1};
-    uint8_t bytes[WIRE_HEADER_BYTES], body[4096];
     REQUIRE(stream != NULL);
     memcpy(named.chars, run, strlen(run));
     wire_encode_run(&frames, (struct wire_header){0}, &named);
     wire_encode_hello(&frames, (struct wire_header){0}, &hello);
     REQUIRE(far_end_write(stream, frames.bytes, frames.length));
     wire_buffer_fini(&frames);
+    return stream;
+}
+
+// Registers a peer alone in a run. Returns its stream, and how it speaks.
+static struct transport *join(const char *run, uint8_t name, struct wire_header *header) {
+    struct transport *stream = say_hello(run, name);
+    uint8_t bytes[WIRE_HEADER_BYTES], body[4096];
     do {
         REQUIRE(far_end_read(stream, bytes, sizeof bytes) && wire_header_decode(bytes, header));
         REQUIRE(header->length <= sizeof body && far_end_read(stream, body, header->length));
@@ -172,8 +189,27 @@ static void test_strangers(void) {
     stop(master, streams);
 }
 
+// The poller tells of a reset again and again until the connection is closed.
+static void test_held(void) {
+    check_case("a newcomer ends its connection while its address is tested");
+    struct master *master = start();
+    atomic_store(&dials, true);
+    struct transport *stream = say_hello("held", 3);
+    AWAIT(atomic_load(&held_conns) == 1, usleep(1000));
+    setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1}, sizeof(struct linger));
+    transport_free(stream);
+    usleep(100000);
+    uint32_t before = atomic_load(&looks);
+    usleep(100000);
+    CHECK(atomic_load(&looks) - before < 100);
+    master_interrupt(master);
+    master_free(master);
+    atomic_store(&dials, false);
+}
+
 int main(void) {
     test_frames();
+    test_held();
     test_strangers();
     return check_status();
 }
