@@ -106,8 +106,8 @@ bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id
 void engine_voted(struct engine *engine, uint64_t group_epoch);
 // Returns whether this thread is the only one that has begun calls of the communicator. `begins`: it begins one now.
 bool engine_is_only_caller(struct engine *engine, bool begins);
-// Fills in the operations that threads have waited for, and whom they miss. `out->all_us` is the wait of the only caller
-// in another call, or 0. Returns whether operations are live.
+// Fills in the operations that threads have waited for, and whom they miss. `out->all_us`: that of the only
+// caller in another call, or 0. Returns whether operations are live.
 bool engine_waits(struct engine *engine, int64_t now_ns, struct wire_waits *out);
 // Number of un-awaited ops.
 size_t engine_live_ops(struct engine *engine);

@@ -298,8 +298,8 @@ static void on_answer(struct master *master, struct conn *conn, const struct wir
     master_conn_close(master, conn);
 }
 
-// Gives the state machine the frames that are complete. Returns false if no more is to be read: the time is over and the
-// connection put off, or it is lost, closed or held.
+// Gives the state machine the frames that are complete. Returns false if no more is to be read: the time is over, or
+// the connection is lost, closed or held.
 static bool take_frames(struct master *master, struct conn *conn) {
     while (master_conn_hears(conn)) {
         struct wire_header header;
