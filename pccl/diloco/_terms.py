@@ -27,5 +27,5 @@ def terms_of(
     of_outer = terms_of_optimizers([one.optimizer for one in outers.values() if one.optimizer], names, "outer optimizer")
     shared = {f"fragment of {part.name}": prefix for prefix, one in outers.items() for part in one.parts if prefix}
     shared |= {f"state {name!r}": layout_of(one) for name, one in state._shared._tensors.items()}
-    fixed = joined([Terms(given), terms_of_model(model, parameters), of_inner]).fixed()
+    fixed = joined([Terms(given), terms_of_model(dict(model.named_modules()), parameters), of_inner]).fixed()
     return joined([fixed, Terms(shared), of_outer])

@@ -258,7 +258,7 @@ class Elastic:
 
     def _terms(self, group: ProcessGroup) -> Terms:
         """What all members need alike."""
-        settings: dict[str, Any] = {**self._settings}
+        settings: dict[str, Any] = {"model": "replicated" if self._sharded is None else "sharded (FSDP2)", **self._settings}
         if self._sharded is None:  # else a loss makes groups with replicas strict
             settings |= {"membership": group.membership, "stands_in": group._launcher.stands_in}
         sharded = parameters_of(self._training.model) if self._sharded is not None else None

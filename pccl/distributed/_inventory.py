@@ -23,6 +23,30 @@ LIVE = -1
 """Stands for the id of a snapshot: the tensors of the training themselves."""
 
 
+class Standing(NamedTuple):
+    """What each process tells all others first in a meeting, whether its model is sharded or not. Yes or no is 1 or 0."""
+
+    tells: int
+    revision: int
+    """0: it has nothing of the run."""
+    loaded: int
+    step: int
+    new: int
+    wanted: int
+    """The rank that its launcher gave it, or -1; of a sharded model the number of bytes that it tells next."""
+    always: int
+    at_start: int
+    """The digests of its Terms."""
+
+    def order(self) -> tuple[int, int, int, int]:
+        """The one with the highest tells the others its state; the first of these if there are several.
+
+        Steps count at the beginning of a run only: later all members are at the same one.
+        """
+        step = self.step if self.loaded or not self.revision else 0
+        return int(self.tells and not (self.new and self.revision)), self.revision, self.loaded, step
+
+
 class Told(NamedTuple):
     """What a process tells the others before a state is restored."""
 
@@ -43,8 +67,6 @@ class Told(NamedTuple):
     """Ids of snapshots that are not to be restored."""
     leaves: bool
     """It gives its part to the others, and is a member no longer."""
-    digests: list[int]
-    """Of its Terms."""
     replica: int
     """The size of a replica that the run has begun with, as this process knows it; 0: there are no replicas."""
 
@@ -81,7 +103,6 @@ def told_of(tree: Any) -> Told:
         layouts_from(tree["layouts"]),
         [whole_number(one, ID_MAX) for one in list_of(tree["damaged"], PLACE_MAX)],
         tree["leaves"] is True,
-        [whole_number(one, STEP_MAX) for one in list_of(tree["digests"], 2)],
         whole_number(tree["replica"], PLACE_MAX),
     )
 

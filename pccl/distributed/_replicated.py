@@ -6,7 +6,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from pccl._communicator import Communicator
@@ -14,6 +14,7 @@ from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersEr
 from pccl._journal import Journal
 from pccl._names import label_in, name_of, peer_label
 from pccl.distributed._group import FIXED, ProcessGroup
+from pccl.distributed._inventory import Standing
 from pccl.distributed._this_run import is_joining, launched, this_run
 from pccl.distributed._training import Training
 from pccl.distributed._view import arrange
@@ -178,8 +179,8 @@ class Replicated:
                 talk = Talk(comm, here, here.index(comm.uuid), "Elastic.sync", seconds)
                 loaded, wanted = self.loaded is not None, launched("RANK")
                 terms = self._terms(group)
-                standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, *terms.digests())
-                all_here = [_Standing(*row) for row in talk.gather(standing)]
+                standing = Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, *terms.digests())
+                all_here = [Standing(*row) for row in talk.gather(standing)]
                 known = [place for place, one in enumerate(all_here) if one.revision]
                 fresh = not any(one.revision or one.loaded or one.new for one in all_here)
                 who = label_in(comm, talk.own if new else group.rank())
@@ -187,7 +188,7 @@ class Replicated:
                 require_alike("Elastic", terms, rows, talk.gather_bytes, who, talk.own, known=known, fresh=fresh)
                 if fresh:
                     return  # a run begins, and nobody has loaded a checkpoint
-                best = max(all_here, key=_Standing.order)
+                best = max(all_here, key=Standing.order)
                 root = all_here.index(best)
                 if not best.tells:
                     raise JoinError("no member is left that has the state: the run has ended")
@@ -247,29 +248,6 @@ class Replicated:
         reached = entries.sync(comm, revision, seconds)
         if reached is not None:
             self._round = reached + 1  # what the master expects in the next one
-
-
-class _Standing(NamedTuple):
-    """What one process tells all others before a state is handed over; what is yes or no travels as 1 or 0."""
-
-    tells: int
-    revision: int
-    loaded: int
-    step: int
-    new: int
-    wanted: int
-    """The rank that its launcher gave it, or -1."""
-    always: int
-    at_start: int
-    """The digests of its Terms."""
-
-    def order(self) -> tuple[int, int, int, int]:
-        """The one with the highest tells the others its state; the first of these if there are several.
-
-        Steps count at the beginning of a run only: later all members are at the same one.
-        """
-        step = self.step if self.loaded or not self.revision else 0
-        return int(self.tells and not (self.new and self.revision)), self.revision, self.loaded, step
 
 
 def _broadcast(talk: Talk, root: int, told: Callable[[], bytes] | None) -> bytes:

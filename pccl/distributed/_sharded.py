@@ -21,7 +21,7 @@ from pccl._journal import Journal
 from pccl._names import label_in
 from pccl.distributed._dtensors import ShardedState, local_part
 from pccl.distributed._group import FIXED, ProcessGroup
-from pccl.distributed._inventory import LIVE, Told, settings_of, source_of, told_of, tree_of
+from pccl.distributed._inventory import LIVE, Standing, Told, settings_of, source_of, told_of, tree_of
 from pccl.distributed._launch import digest
 from pccl.distributed._remesh import movable, remesh
 from pccl.distributed._this_run import this_run
@@ -322,7 +322,7 @@ class Sharded:
         stock = Stock(self.keeper)
         own_held = stock.held
         era = max([self._era, *(one.era for one in own_held)])
-        terms = joined([settings_of(self._snapshots, self._state.shards), self._terms(group)])
+        terms = joined([self._terms(group), settings_of(self._snapshots, self._state.shards)])
         told = Told(
             host_name(),
             known,
@@ -335,12 +335,19 @@ class Sharded:
             stock.layouts,
             sorted(damaged),
             self._leaves,
-            list(terms.digests()),
             self._state.shards,
         )
-        talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
-        all_told = understood(talk.gather_bytes(bytes(encode(tree_of(told, stock.infos)))), told_of, "inventory")
-        newest = max(one.revision for one in all_told)
+        talk = Talk(comm, here, here.index(comm.uuid), "Elastic.sync", seconds)
+        content, new = bytes(encode(tree_of(told, stock.infos))), bool(this_run.to_join)
+        standing = Standing(True, self._revision, False, 0, new, len(content), *terms.digests())
+        rows = [Standing(*row) for row in talk.gather(standing)]
+        newest = max(one.revision for one in rows)
+        in_run = [place for place, one in enumerate(rows) if newest and one.revision == newest]
+        digests, who = [one[-2:] for one in rows], label_in(comm, talk.own if new else group.rank())
+        alike = functools.partial(require_alike, "Elastic", terms, digests, talk.gather_bytes, who, talk.own)
+        if alike(known=in_run, fresh=False):
+            return False
+        all_told = understood(talk.gather_bytes(content, [one.wanted for one in rows]), told_of, "inventory")
         ranks = next((one.members for one in all_told if one.revision == newest and one.members), ())
         leaving = tuple(one for one, other in zip(here, all_told, strict=True) if other.leaves)
         members = tuple(one for one in (*ranks, *(one for one in here if one not in ranks)) if one in here and one not in leaving)
@@ -348,12 +355,6 @@ class Sharded:
         damaged.update(*(one.damaged for one in all_told))
         by_rank = [all_told[here.index(member)] for member in order]
         talk = Talk(comm, order, order.index(comm.uuid), "restore in order", seconds)
-        in_run = [rank for rank, one in enumerate(by_rank) if newest and one.revision == newest]
-        digests = [one.digests for one in by_rank]
-        who = label_in(comm, talk.own)
-        alike = functools.partial(require_alike, "Elastic", terms, digests, talk.gather_bytes, who, talk.own)
-        if alike(known=in_run, fresh=False):
-            return False
         self._state.shards = next(one.replica for one in by_rank if one.revision == newest)
         layouts = stock.exchange_layouts(talk, [one.layouts for one in by_rank])
         source, root, is_live = source_of(by_rank, layouts, damaged, newest)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pccl.state._agreement import Terms, joined, terms_of_model, terms_of_optimizers
+from pccl.state._agreement import Terms, joined, tensors_of, terms_of_model, terms_of_optimizers
 from pccl.state._entries import COMPILED, Entries
 from pccl.state._objects import extra_states, groups_of, load_extra_states, load_groups
 
@@ -41,7 +41,8 @@ class Training:
 
     def terms(self, sharded: Mapping[str, torch.Tensor] | None) -> Terms:
         """What has to be the same on all members. `sharded`: the parameters of a sharded model, by name."""
-        parameters = sharded or {name.replace(COMPILED, ""): one for name, one in self.model.named_parameters()}
+        modules = dict(self.model.named_modules())
+        parameters = sharded or tensors_of(modules, "_parameters")
         names = {parameter: name for name, parameter in parameters.items()}
         states = {
             f"state of {names.get(parameter)} in optimizer {number}": sorted(map(str, optimizer.state[parameter]))
@@ -50,7 +51,7 @@ class Training:
             if optimizer.state.get(parameter)
         }
         of_optimizers = terms_of_optimizers(self.optimizers, names)
-        return joined([terms_of_model(self.model, parameters), of_optimizers, Terms({}, states)])
+        return joined([terms_of_model(modules, parameters), of_optimizers, Terms({}, states)])
 
     def outline(self) -> dict[str, Any]:
         """What a newcomer needs in order to make the members' `entries`, and the small values beside them."""

@@ -10,6 +10,7 @@ when a process leaves; with how many peers a run of DiLoCo begins. A value that 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import numbers
@@ -23,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pccl._errors import Result, UsageError
-from pccl.state._objects import COMPILED, has_state, stateful_modules
+from pccl.state._objects import COMPILED, has_state, stateful
 from pccl.state._tree import decode, encode
 
 _log = logging.getLogger("pccl.state")
@@ -34,14 +35,21 @@ SHOWN = 200
 _SMALL = 64
 """Elements; the content of a larger tensor is no number of a group."""
 
+_DEPTH = 16
+"""Of lists and dicts in a value; what is deeper is compared by its class."""
+
 _NAMES = "param_names"
 """What torch calls parameters in a group: with the prefix of a compiled or a wrapped model."""
 
 _MISSING = "missing"
 
 
+class Each(dict[Any, Any]):
+    """Texts, types, or what is yes or no, of many terms, whose common name has "{}" where a key of this one goes."""
+
+
 class Terms(NamedTuple):
-    """What has to be equal, by name. Values are text, or what `text_of` makes one of."""
+    """What has to be equal, by name. Values are text, what `text_of` makes one of, or Each of these."""
 
     always: Mapping[str, Any]
     """Also at a newcomer: the structure, and settings."""
@@ -83,7 +91,7 @@ def require_alike(
     if len({tuple(row[:count]) for row in rows}) == 1:
         return False
     kinds = own._fields[:count]
-    content = encode({"who": who} | {kind: texts_of(getattr(own, kind)) for kind in kinds})
+    content = encode({"who": who} | {kind: texts_of(terms) for kind, terms in own._asdict().items()})
     told = [decode(one, numbers_and_text=True) for one in tell(bytes(content))]
     names = [str(one["who"])[:SHOWN] for one in told]
     first = min(known, default=0)
@@ -101,21 +109,26 @@ def require_alike(
 
 
 def texts_of(terms: Mapping[str, Any]) -> dict[str, str]:
-    return {name: text_of(value) for name, value in terms.items()}
+    found: dict[str, str] = {}
+    for name, value in terms.items():
+        each = {name.replace("{}", key): one for key, one in value.items()} if isinstance(value, Each) else {name: value}
+        found |= {key: text_of(one) for key, one in each.items()}
+    return found
 
 
 def _digest(terms: Mapping[str, Any]) -> int:
-    text = "\n".join([f"{name}={text_of(value)}" for name, value in terms.items()])
+    text = "\n".join([f"{name}={value if isinstance(value, Each) else text_of(value)}" for name, value in terms.items()])
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest()) >> 2
 
 
 def difference(own: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str, str] | None:
     """The first name whose text differs, and both texts. None stands for whatever another member has."""
+    free = tuple(name for name, text in (*own.items(), *other.items()) if text == "None" and name.startswith("value "))
     for name in (*own, *(one for one in other if one not in own)):
         texts = own.get(name, _MISSING), other.get(name, _MISSING)
-        if texts[0] != texts[1] and "None" not in (texts if name.startswith("value ") else ()):
+        if texts[0] != texts[1] and not name.startswith(free):
             return name[:SHOWN], texts[0][:SHOWN], texts[1][:SHOWN]
-    pairs = enumerate(zip(own, other, strict=True))
+    pairs = enumerate(zip((one for one in own if one in other), (one for one in other if one in own), strict=True))
     return next(((f"entry {place}", one[:SHOWN], two[:SHOWN]) for place, (one, two) in pairs if one != two), None)
 
 
@@ -148,20 +161,38 @@ def kind_of(value: Any) -> str:
 
 def layout_of(tensor: Any) -> str:
     """The type and shape of a tensor or an array."""
-    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+    return _layout(tensor.dtype, tensor.shape)
 
 
-def terms_of_model(model: nn.Module, parameters: Mapping[str, Tensor]) -> Terms:
+@functools.lru_cache(maxsize=1024)
+def _layout(dtype: Any, shape: Sequence[int]) -> str:
+    return f"{dtype} of shape {tuple(shape)}"
+
+
+def tensors_of(modules: Mapping[str, nn.Module], kind: str) -> dict[str, Any]:
+    """What `named_parameters` and `named_buffers` give, of modules that were found once. `kind`: "_parameters" or "_buffers"."""
+    found: dict[Any, str] = {}
+    for prefix, module in modules.items():
+        for key, one in getattr(module, kind).items():
+            if one is not None:
+                found.setdefault(one, f"{prefix}.{key}".removeprefix(".").replace(COMPILED, ""))
+    return {name: one for one, name in found.items()}
+
+
+def terms_of_model(modules: Mapping[str, nn.Module], parameters: Mapping[str, Tensor]) -> Terms:
     """Parameters and buffers by name, and modules with an extra state.
 
     At the beginning also which parameters are trained, and how they are sharded.
     """
-    always: dict[str, Any] = {f"parameter {name}": layout_of(one) for name, one in parameters.items()}
-    always |= {f"buffer {name.replace(COMPILED, '')}": one.dtype for name, one in model.named_buffers()}
-    always |= {f"extra state of {name.replace(COMPILED, '')}": "there" for name in stateful_modules(model)}
-    at_start: dict[str, Any] = {f"requires_grad of {name}": one.requires_grad for name, one in parameters.items()}
-    placed = ((name, getattr(one, "placements", None)) for name, one in parameters.items())
-    return Terms(always, at_start | {f"placements of {name}": str(one) for name, one in placed if one is not None})
+    always: dict[str, Any] = {"parameter {}": Each((name, layout_of(one)) for name, one in parameters.items())}
+    always["buffer {}"] = Each((name, one.dtype) for name, one in tensors_of(modules, "_buffers").items())
+    always["extra state of {}"] = Each((name.replace(COMPILED, ""), "there") for name in stateful(modules))
+    trained = Each((name, one.requires_grad) for name, one in parameters.items())
+    placed: Iterable[Any] = (
+        one for one in parameters.items() if type(one[1]) is not nn.Parameter and hasattr(one[1], "placements")
+    )
+    placements = Each((name, str(one.placements)) for name, one in placed)
+    return Terms(always, {"requires_grad of {}": trained, "placements of {}": placements})
 
 
 def terms_of_optimizers(optimizers: Sequence[Any], names: Mapping[Any, str], kind: str = "optimizer") -> Terms:
@@ -176,7 +207,8 @@ def terms_of_optimizers(optimizers: Sequence[Any], names: Mapping[Any, str], kin
         for place, group in enumerate(inner.param_groups):
             of = f"param group {place} of {kind} {number}"
             always[f"number of parameters of {of}"] = len(group["params"])
-            always |= {f"parameter {at} of {of}": names.get(one) or layout_of(one) for at, one in enumerate(group["params"])}
+            placed = ((str(at), names.get(one) or layout_of(one)) for at, one in enumerate(group["params"]))
+            always[f"parameter {{}} of {of}"] = Each(placed)
             at_start |= {f"{key} of {of}": value for key, value in sorted(group.items()) if key not in ("params", _NAMES)}
     return Terms(always, at_start)
 
@@ -184,7 +216,7 @@ def terms_of_optimizers(optimizers: Sequence[Any], names: Mapping[Any, str], kin
 def terms_of_values(values: Mapping[str, Any]) -> Terms:
     """Names of values, classes of objects with a state, and what a sampler deals out.
 
-    At the beginning also types, shapes of tensors, and the numbers of schedulers.
+    At the beginning also types, keys, lengths, shapes of tensors, and the numbers of schedulers.
     """
     always: dict[str, Any] = {}
     at_start: dict[str, Any] = {}
@@ -195,10 +227,24 @@ def terms_of_values(values: Mapping[str, Any]) -> Terms:
             always |= {f"{key} of {label}": one for key, one in value._terms().items()}
         elif isinstance(value, LRScheduler):
             at_start |= {f"{key} of {label}": one for key, one in value.state_dict().items()}
+        elif isinstance(value, nn.Module):
+            at_start |= _outline(label, {name.replace(COMPILED, ""): one for name, one in value.named_parameters()})
         elif not has_state(value):
-            is_array = hasattr(value, "dtype") and bool(value.shape)
-            at_start[label] = layout_of(value) if is_array else "a number" if isinstance(value, numbers.Real) else kind_of(value)
+            at_start |= _outline(label, value)
     return Terms(always, at_start)
+
+
+def _outline(label: str, value: Any, depth: int = 0) -> dict[str, str]:
+    """What a plain value consists of, without numbers and text. `label` is its name."""
+    if hasattr(value, "dtype") and bool(value.shape):
+        return {label: layout_of(value)}
+    if not isinstance(value, Mapping | list | tuple) or depth == _DEPTH:
+        return {label: "a number" if isinstance(value, numbers.Real) else kind_of(value)}
+    found = {label: kind_of(value) if isinstance(value, Mapping) else f"{kind_of(value)} of length {len(value)}"}
+    listed = ((at, one) for at, one in enumerate(value) if not isinstance(one, numbers.Real))
+    for key, one in sorted(value.items(), key=lambda item: repr(item[0])) if isinstance(value, Mapping) else listed:
+        found |= _outline(f"{label}[{key!r}]", one, depth + 1)
+    return found
 
 
 def joined(parts: Iterable[Terms]) -> Terms:

@@ -279,7 +279,9 @@ def terms_of_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer | N
     names = {parameter: name for name, parameter in parameters.items()}
     kinds = {f"extra {name!r}": extra._kinds[name].__name__ if name in extra._kinds else layout_of(extra[name]) for name in extra}
     of_optimizer = terms_of_optimizers([] if optimizer is None else [optimizer], names)
-    return joined([Terms({"rng_state": rng_state, **kinds}), terms_of_model(module, parameters), of_optimizer])
+    return joined(
+        [Terms({"rng_state": rng_state, **kinds}), terms_of_model(dict(module.named_modules()), parameters), of_optimizer]
+    )
 
 
 def require_same_names(own: Mapping[str, Any], told: Mapping[str, Any], what: str) -> None:

@@ -109,18 +109,18 @@ def _collect_optimizers(value: Any, found: list[Any], seen: set[int], depth: int
 
 def extra_states(module: nn.Module) -> dict[str, Any]:
     """What `get_extra_state` returns, by the name of each submodule that has one of its own."""
-    return {name: one.get_extra_state() for name, one in stateful_modules(module).items()}
+    return {name: one.get_extra_state() for name, one in stateful(dict(module.named_modules())).items()}
 
 
-def stateful_modules(module: nn.Module) -> dict[str, nn.Module]:
-    """The submodules that have a `get_extra_state` of their own, by name."""
+def stateful(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Those of the named modules that have a `get_extra_state` of their own."""
     plain = nn.Module.get_extra_state
-    return {name: one for name, one in module.named_modules() if type(one).get_extra_state is not plain}
+    return {name: one for name, one in modules.items() if type(one).get_extra_state is not plain}
 
 
 def load_extra_states(module: nn.Module, told: Mapping[str, Any]) -> None:
     """Passes to `set_extra_state` what `extra_states` returned at another peer. ValueError: the module here is another one."""
-    modules = stateful_modules(module)
+    modules = stateful(dict(module.named_modules()))
     if modules.keys() != told.keys():
         name = min(modules.keys() ^ told.keys())
         raise ValueError(f"the extra state of {name!r} is not in the models of all members; make the same model on all")

@@ -88,11 +88,11 @@ class Talk:
             self._mark = marks[0]
         return found
 
-    def gather_bytes(self, content: bytes) -> list[bytes]:
-        """The bytes that each member gives, in their order."""
+    def gather_bytes(self, content: bytes, counts: Sequence[int] | None = None) -> list[bytes]:
+        """The bytes that each member gives, in their order. `counts`: how many, if members have told it already."""
         if self._group is None:
             return [content]
-        counts = [row[0] for row in self.gather([len(content)])]
+        counts = [row[0] for row in self.gather([len(content)])] if counts is None else counts
         for member, count in enumerate(counts):
             if not 0 <= count <= LIMIT_BYTES_EACH or sum(counts[: member + 1]) > LIMIT_BYTES:
                 raise GarbledError(

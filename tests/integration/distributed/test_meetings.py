@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from torch.optim import SGD, Adam, lr_scheduler
 
 import pccl.distributed
 from pccl.data import ElasticSampler, ElasticShards
-from pccl.distributed import Elastic, Snapshots
+from pccl.distributed import Elastic, PeerLostError, Snapshots
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -145,6 +146,31 @@ BEGINNINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"values": lambda _: {"ema": torch.ones(3)}},
         r"value 'ema' is torch.float32 of shape \(2,\) at A and torch.float32 of shape \(3,\) at B",
     ),
+    "key in a value": (
+        {"values": lambda _: {"ema": {"a": torch.ones(2)}}},
+        {"values": lambda _: {"ema": {"a": torch.ones(2), "b": {}}}},
+        r"value 'ema'\['b'\] is missing at A and dict at B",
+    ),
+    "shape in a value": (
+        {"values": lambda _: {"ema": {"a": [None, 1, torch.ones(2)]}}},
+        {"values": lambda _: {"ema": {"a": [3, 2, torch.ones(2, 1)]}}},
+        r"value 'ema'\['a'\]\[2\] is torch.float32 of shape \(2,\) at A and .*\(2, 1\) at B",
+    ),
+    "type in a value": (
+        {"values": lambda _: {"ema": [torch.ones(2)]}},
+        {"values": lambda _: {"ema": [torch.ones(2, dtype=torch.float64)]}},
+        r"value 'ema'\[0\] is torch.float32 .* at A and torch.float64 .* at B",
+    ),
+    "length of a value": (
+        {"values": lambda _: {"log": [1]}},
+        {"values": lambda _: {"log": [1, 2]}},
+        "value 'log' is list of length 1 at A and list of length 2 at B",
+    ),
+    "module of a value": (
+        {"values": lambda _: {"ema": nn.Linear(2, 2)}},
+        {"values": lambda _: {"ema": nn.Linear(2, 3)}},
+        r"value 'ema'\['bias'\] is torch.float32 of shape \(2,\) at A and .*\(3,\) at B",
+    ),
     "schedule": ({"values": schedule(0.5)}, {"values": schedule(0.1)}, "gamma of value 'schedule' is 0.5 at A and 0.1 at B"),
     "samples": (
         {"values": lambda _: {"data": ElasticSampler(range(9))}},
@@ -181,7 +207,9 @@ BEGINNINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "",
     ),
     "only one has it": ({"values": lambda _: {"name": "run 7"}}, {"values": lambda _: {"name": None}}, ""),
-    "values": ({"values": lambda _: {"best": 1, "log": [1]}}, {"values": lambda _: {"best": 0.5, "log": []}}, ""),
+    "values": ({"values": lambda _: {"best": 1, "log": [1]}}, {"values": lambda _: {"best": 0.5, "log": [2.5]}}, ""),
+    "order of keys": ({"values": lambda _: {"one": {"a": 1, "b": "x"}}}, {"values": lambda _: {"one": {"b": "y", "a": 2}}}, ""),
+    "only one has a part": ({"values": lambda _: {"one": {"a": None}}}, {"values": lambda _: {"one": {"a": {"b": [1]}}}}, ""),
 }
 """Arguments of both ranks, and the error; "" if there is none. A and B stand for what errors call the ranks."""
 
@@ -227,10 +255,18 @@ def sharded(
     **settings: Any,
 ) -> Elastic:
     net = nn.Sequential(nn.Linear(8, rows), nn.Linear(rows, 8))
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(net, mesh=mesh, shard_placement_fn=lambda one: Shard(dim) if one.ndim > 1 else None)
     return Elastic(net, make(net.parameters(), lr=lr), step=0, snapshots=snapshots, **settings)
 
+
+def replicated(**settings: Any) -> Elastic:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    return Elastic(net, SGD(net.parameters(), lr=0.01), step=0, **settings)
+
+
+WHOLE = {"is": "replicated"}
+"""In the place of arguments of `sharded`."""
 
 SHARDED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "lr": ({}, {"lr": 0.02}, "lr of param group 0 of optimizer 0 is 0.01 at A and 0.02 at B"),
@@ -254,6 +290,8 @@ SHARDED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"snapshots": Snapshots(code=(2, 2), holder=False)},
         r"copies or code of Snapshots is \(1, 1\) at A and \(2, 2\) at B",
     ),
+    "sharded or not": ({}, WHOLE, r"model is sharded \(FSDP2\) at A and replicated at B"),
+    "replicated or not": (WHOLE, {}, r"model is replicated at A and sharded \(FSDP2\) at B"),
     "alike": ({"snapshots": Snapshots(copies=1, holder=False)}, {"snapshots": Snapshots(holder=False)}, ""),
 }
 
@@ -265,7 +303,7 @@ def begin_each_sharded(folder: str) -> list[str]:
         dist.destroy_process_group()
         store = dist.FileStore(f"{folder}/{number}", 2)
         dist.init_process_group("pccl", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE))
-        run = sharded(**pair[rank])
+        run = sharded(**pair[rank]) if pair[rank] != WHOLE else replicated()
         found.append(_refusal(run))
         run.close()
     return found
@@ -333,3 +371,57 @@ def test_a_newcomer_that_differs_is_refused_and_the_members_go_on(tmp_path):
         text = re.sub(r"\bat A", r"at rank 0 \\(.+\\)", BEGINNINGS[name][2])
         assert re.search(re.sub(r"\bat B", r"at rank 2 \\(.+\\)", text) + ".*; give the same to all", told), (name, told)
     assert newcomer[-1] == ""
+
+
+MEMBERS = {"replicated": replicated, "sharded": sharded}
+
+
+def join_other_kind(folder: str) -> list[str]:
+    """A third rank whose model is sharded joins two whose is not, and the other way round."""
+    path, rank = Path(folder), dist.get_rank()
+    dist.destroy_process_group()
+    told = []
+    for kind, make in MEMBERS.items():
+        if rank == 2:
+            told.append(_joined_as_other_kind(path, kind))
+            continue
+        store = dist.FileStore(f"{folder}/{kind} two", 2)
+        dist.init_process_group("pccl", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE))
+        run = make()
+        run.sync()
+        if rank == 0:
+            (path / f"{kind}.part").write_text(f"{pccl.distributed.masters()} {pccl.distributed.keys()}")
+            (path / f"{kind}.part").rename(path / kind)
+        over, steps = torch.zeros(1), 0
+        while not over.item():
+            with contextlib.suppress(PeerLostError):
+                run.sync()
+                steps += 1
+                over = torch.tensor(float(rank == 0 and (path / f"{kind} over").exists()))
+                dist.all_reduce(over, dist.ReduceOp.MAX)
+        told.append(f"{dist.get_world_size()} {steps > 1}")
+        run.close()
+        dist.destroy_process_group()
+    return told
+
+
+def _joined_as_other_kind(path: Path, kind: str) -> str:
+    while not (path / kind).exists():
+        time.sleep(0.01)
+    masters, _, keys = (path / kind).read_text().partition(" ")
+    pccl.distributed.join(masters, timeout=timedelta(seconds=PATIENCE), keys=keys)
+    told = ""
+    try:
+        MEMBERS["sharded" if kind == "replicated" else "replicated"]().sync()
+    except pccl.distributed.JoinError as error:
+        told = str(error)
+    dist.destroy_process_group()
+    (path / f"{kind} over").touch()
+    return told
+
+
+def test_a_newcomer_whose_model_is_sharded_otherwise_is_refused_alone(tmp_path):
+    *members, newcomer = ranks.run(join_other_kind, 3, str(tmp_path))
+    assert members == [["2 True"] * 2] * 2
+    assert re.search(r"model is replicated at rank [01] .* and sharded \(FSDP2\) at rank 2 ", newcomer[0]), newcomer
+    assert re.search(r"model is sharded \(FSDP2\) at rank [01] .* and replicated at rank 2 ", newcomer[1]), newcomer
