@@ -3,7 +3,7 @@
 DistributedDataParallel divides gradients by the group's size *before* they are summed. Where fewer members contributed than it
 read, its sum has to be rescaled; a sum of the program's own must not be. The reducer of DDP calls from C++ in the midst of a
 backward pass, so the Python frame below such a call is that of the autograd engine; the hooks that torch ships, its model
-averaging and FSDP call from their own files. A function of the program may divide if it asks for the size before the sum.
+averaging and FSDP call from their own files. A function of the program may divide if it, or its caller, has asked for the size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import inspect
 import os
 import sys
 from types import CodeType, FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch._ops
 import torch.autograd.graph
@@ -24,6 +26,7 @@ from torch.distributed import c10d_logger, utils
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.model_averaging import utils as model_averaging
 from torch.distributed.nn import functional as nn_functional
+from torch.nn.modules import module as torch_module
 from torch.nn.parallel import distributed as data_parallel
 from torch.utils import _contextlib as torch_contextlib
 
@@ -66,22 +69,25 @@ _SAMPLES = (
 )
 """The files of frameworks that gather results of samples, of which each rank has its own; of torch one that compares shapes."""
 
-_PASSING = (
+_PASSING = {
     _TORCH_DISTRIBUTED,
     str(c10d_logger.__file__),
     str(nn_functional.__file__),
     str(autograd_function.__file__),
     str(torch_contextlib.__file__),
+    str(torch_module.__file__),
+    getattr(dist.all_reduce_coalesced, "__wrapped__", dist.all_reduce_coalesced).__code__.co_filename,  # of `deprecated`
     str(contextlib.__file__),
     str(torch._ops.__file__),
     f"{_TORCH}distributed/_functional_collectives.py",
-)
+}
 """The files through which a call passes on its way from such a file."""
 
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 """The names of code that is a part of the function around it; before Python 3.12 it has frames of its own."""
 
 _HERE = os.path.join(os.path.dirname(__file__), "")
+_OTHERS = (_TORCH, _HERE)  # where the program is not
 
 
 def caller() -> FrameType | None:
@@ -97,18 +103,25 @@ def reducer_of_ddp(frame: FrameType | None) -> bool:
     return frame is None or frame.f_code is _ENGINE
 
 
-Sizes = dict[CodeType, tuple[int, int]]
-"""Who has asked for the size of a group: by function, the place in it of its first question, and the last answer."""
+Sizes = dict[int, tuple[CodeType, int, int, bool]]
+"""Who asks for the size of a group: by id, a function, the place of its first question, the last answer, and whether it sums."""
+
+_parts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # by parameter group of FSDP2: what divides its first microbatch
 
 
 def note_question(sizes: Sizes, size: int) -> None:
-    """Notes that the program, or FSDP1 as it wraps a model, has asked for the size of a group."""
-    frame = _origin(caller())
-    if frame is None or (_file(frame).startswith(_TORCH) and _file(frame) not in _FSDP1):
-        return
-    code, place = frame.f_code, frame.f_lasti
-    if not _cannot_divide(code, place):
-        sizes[code] = min(place, sizes.get(code, (place, 0))[0]), size
+    """Notes that the program, or FSDP, has asked for the size of a group: for itself, and for its caller unless it sums."""
+    frame: Any = _origin(caller())
+    if fsdp2(frame) and frame.f_code.co_name == "_get_gradient_divide_factors" and _part(frame.f_back)[1] is None:
+        _parts[_part(frame.f_back)[0]] = size
+    for one in [frame] if _file(frame) in _FSDP1 else reversed(_program(frame)):
+        code, place = one.f_code, one.f_lasti
+        _, first, _, sums = sizes.get(id(code), (code, place, 0, False))
+        if _cannot_divide(code, place):
+            return
+        sizes[id(code)] = code, min(place, first), size, sums
+        if sums:
+            return
 
 
 @functools.lru_cache(1024)
@@ -119,12 +132,24 @@ def _cannot_divide(code: CodeType, place: int) -> bool:
 
 
 def size_of_program(frame: FrameType | None, sizes: Sizes) -> int | None:
-    """The size of the group that the caller of a sum has asked for before the call; 0: it has not; None: torch has called."""
-    origin = _origin(frame)
-    if origin is None or _file(origin).startswith(_TORCH):
-        return None
-    place, size = sizes.get(origin.f_code, (origin.f_lasti, 0))
-    return size if place < origin.f_lasti else 0
+    """The size that who sums, or if it never asks its caller, has asked for before the call; 0: neither; None: torch sums."""
+    found = None
+    for one in _program(frame):
+        code, here = one.f_code, one.f_lasti
+        _, place, size, _ = sizes.get(id(code), (code, sys.maxsize, 0, True))
+        sizes[id(code)] = code, place, size, True
+        if size or not found:
+            found = size if place < here else 0
+    return found
+
+
+def _program(frame: FrameType | None) -> list[FrameType]:
+    """The function of the program that makes a call, after its caller; nothing if torch makes the call."""
+    first = _origin(frame)
+    if first is None or first.f_code.co_filename.startswith(_OTHERS):
+        return []
+    second = _origin(first.f_back)
+    return [first] if second is None or second.f_code.co_filename.startswith(_OTHERS) else [second, first]
 
 
 def fsdp2(frame: FrameType | None) -> bool:
@@ -132,9 +157,15 @@ def fsdp2(frame: FrameType | None) -> bool:
     return _file(_origin(frame)) == _FSDP2
 
 
+def _part(frame: Any) -> tuple[Any, Any]:
+    """The parameter group for which `foreach_reduce` of FSDP2 runs, and what it has kept of other microbatches."""
+    return _origin(frame.f_back).f_locals["self"], frame.f_locals["partial_reduce_output"]
+
+
 def divisor_of(frame: FrameType | None, last: int, founders: int, sizes: Sizes) -> int | None:
     """What a part of torch that reduces divides by, before it or after; None: by nothing, as far as is known.
 
+    Negative: by that in some microbatches, and by `last` in others.
     `last` is the size of the group that was asked for last, `founders` the number of members that it began with.
     """
     origin = _origin(frame)
@@ -142,10 +173,11 @@ def divisor_of(frame: FrameType | None, last: int, founders: int, sizes: Sizes) 
     if origin is not None and file == _FSDP2:
         factor, shards = (origin.f_locals.get(name) for name in ("gradient_divide_factor", "reduce_scatter_group"))
         if factor is None:
-            return last
+            group, kept = _part(origin)
+            return last if kept is None else -size if (size := _parts.get(group, last)) != last else UNKNOWN
         return founders if factor == founders * (1 if shards is None else shards.size()) else UNKNOWN
     if file in _FSDP1:
-        return next((size for code, (_, size) in sizes.items() if code.co_filename in _FSDP1), UNKNOWN)
+        return next((size for code, _, size, _ in sizes.values() if code.co_filename in _FSDP1), UNKNOWN)
     if torch_all_reduce(frame) and file.startswith(_DIVIDE_FIRST):
         return last
     return UNKNOWN if file.startswith(_PARTS) else None
@@ -183,9 +215,9 @@ def broadcasts_equals(frame: FrameType | None) -> bool:
     return _file(_origin(frame)).endswith(_BUFFERS)
 
 
-def _origin(frame: FrameType | None) -> FrameType | None:
+def _origin(frame: FrameType | None) -> Any:
     while frame is not None and (
-        _file(frame) in _PASSING or _file(frame).startswith(_LIBRARY) or frame.f_code.co_name in _COMPREHENSIONS
+        (file := frame.f_code.co_filename) in _PASSING or file.startswith(_LIBRARY) or frame.f_code.co_name in _COMPREHENSIONS
     ):
         frame = frame.f_back
     return frame

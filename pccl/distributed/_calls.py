@@ -309,7 +309,7 @@ class Asked:
             memory, content = self._kept
             memory.detach().copy_(content)
         text = "the caller, on this rank or another, asked for the size of the group before the call, and may divide by it"
-        ranks, members = losses.view.lost_of(self._before)
+        ranks, members = losses.view.lost_of(self._before, losses._unpublished)
         detail = f"{text}; ask after the call, or use ReduceOp.AVG, and repeat the step"
         raise PeerLostError(name, detail, ranks, members, losses.names(members))
 

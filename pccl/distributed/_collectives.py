@@ -130,6 +130,8 @@ class Collectives(Arguments):
         equal: bool = False,
     ) -> list[Call]:
         op = reduce_op(opts)
+        if divisor is not None and divisor < 0 and op is ReduceOp.SUM:
+            self._refuse("all_reduce", "FSDP2 has divided microbatches by different sizes of the group", size=-divisor)
         whole = whole or (divisor == _callers.UNKNOWN and op is not ReduceOp.AVG)
         if self._launcher.view.fixed:
             divisor = self._launcher.view.size

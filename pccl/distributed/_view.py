@@ -42,12 +42,13 @@ class View:
             self._set(left, left)
         return changed
 
-    def lost_of(self, size: int) -> tuple[tuple[int, ...], tuple[UUID, ...]]:
+    def lost_of(self, size: int, unpublished: Collection[UUID] = ()) -> tuple[tuple[int, ...], tuple[UUID, ...]]:
         """Returns the ranks and names of the members lost since the group had `size` members; nothing if it never had.
 
-        The ranks are those of that time.
+        The ranks are those of that time. `unpublished`: losses that the view does not have yet.
         """
-        lost = [(rank, member) for rank, member in enumerate(self.before.get(size, ())) if member not in self.members]
+        before = self.before.get(size, self.members if size == self.size else ())
+        lost = [(rank, member) for rank, member in enumerate(before) if member in unpublished or member not in self.members]
         return tuple(rank for rank, _ in lost), tuple(member for _, member in lost)
 
     @property

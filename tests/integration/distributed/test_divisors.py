@@ -106,6 +106,53 @@ def test_each_layer_of_fsdp2_has_the_average_of_the_sites_that_are_left(
     assert [one for rank, one in enumerate(found) if rank not in (2, 3)] == [["average"] * 4] * 4
 
 
+def accumulates(dtype: torch.dtype, where: str) -> list[Any]:
+    """As `two_levels`, with two microbatches for each sum between the sites; after the loss the step is repeated."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    rank = dist.get_rank()
+    names = ("replicate", "shard")
+    mesh = init_device_mesh("cpu", (SITES, SHARDS), mesh_dim_names=names, backend_override={"replicate": "pccl"})
+    model: Any = net().double()
+    for layer in (*model, model):
+        fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
+    found: list[Any] = []
+    for step in range(3):
+        for _ in range(2):
+            model.zero_grad()
+            try:
+                if step == 1 and rank // SHARDS == 1 and where == "before":
+                    ranks.die()
+                for last in (False, True):
+                    model.set_requires_all_reduce(last)
+                    model(inputs(rank)).square().mean().backward()
+                    if not last and step == 1 and where == "between":
+                        if rank // SHARDS == 1:
+                            ranks.die()
+                        dist.barrier(mesh.get_group("replicate"))
+                break
+            except PeerLostError as error:
+                found.append(error.ranks)
+                model.reset_iter_state()
+        left = [0, 1, 4, 5] if step else list(range(SITES * SHARDS))
+        for parameter, wanted in zip(model.parameters(), gradients(rank, left), strict=True):
+            close = torch.finfo(dtype).eps * 16 * wanted.abs().max().item()
+            assert (parameter.grad.to_local() - 2 * wanted).abs().max().item() <= close, (step, parameter.shape)
+        found.append("average")
+    return found
+
+
+@pytest.mark.parametrize("where", ["before", "between"])
+def test_microbatches_that_fsdp2_has_divided_by_an_earlier_size_are_refused(where: str) -> None:
+    found = ranks.run(accumulates, 6, torch.float64, where, backend="gloo", dead=(2, 3))
+    assert [found[rank] for rank in (0, 1, 4, 5)] == [["average", (1,), "average", "average"]] * 4
+
+
+def test_averages_of_microbatches_are_right() -> None:
+    found = ranks.run(accumulates, 6, torch.float32, "between", backend="gloo", dead=(2, 3))
+    assert [found[rank] for rank in (0, 1, 4, 5)] == [["average"] * 3] * 4
+
+
 def own_factor(factor: float) -> Any:
     from torch.distributed.fsdp import fully_shard
 
@@ -271,7 +318,83 @@ def in_a_loop(function: Callable[[Any], Any], victim: int) -> Any:
     return found
 
 
-@pytest.mark.parametrize("function", [asks_first, divides_first, loses_in_between, functionally, by_autograd])
+def size_of_all() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def total(tensor: Any) -> Any:
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def asks_by_a_helper(tensor: Any) -> Any:
+    size = size_of_all()
+    if size < 2:
+        return tensor
+    dist.all_reduce(tensor)
+    return tensor / size
+
+
+def reduced(tensor: Any, size: int) -> Any:
+    if size_of_all() > 1:
+        dist.all_reduce(tensor)
+    return tensor / size
+
+
+def hands_the_size_over(tensor: Any) -> Any:
+    return reduced(tensor, dist.get_world_size())
+
+
+def divides_the_total(tensor: Any) -> Any:
+    size = dist.get_world_size()
+    return total(tensor) / size
+
+
+def totals_what_it_has_divided(tensor: Any) -> Any:
+    return total(tensor.clone() / dist.get_world_size())
+
+
+class Mean(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = dist.get_world_size()
+
+    def forward(self, tensor: Any) -> Any:
+        dist.all_reduce(tensor)
+        return tensor / self.size
+
+
+def keeps_the_size(tensor: Any) -> Any:
+    return Mean()(tensor)
+
+
+def by_inner_functions(tensor: Any) -> Any:
+    def ask() -> int:
+        return dist.get_world_size()
+
+    size = ask()
+    (lambda: dist.all_reduce(tensor))()
+    return tensor / size
+
+
+def coalesced(tensor: Any) -> Any:
+    size = dist.get_world_size()
+    cast(Any, dist).all_reduce_coalesced([tensor])
+    return tensor / size
+
+
+def in_a_callback(tensor: Any) -> Any:
+    size = dist.get_world_size()
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0] / size).wait()
+
+
+FIRST: list[Callable[[Any], Any]] = [asks_first, divides_first, loses_in_between, functionally, by_autograd]
+FIRST += [asks_by_a_helper, hands_the_size_over, divides_the_total, totals_what_it_has_divided, keeps_the_size]
+FIRST += [by_inner_functions, coalesced, in_a_callback]
+
+
+@pytest.mark.parametrize("function", FIRST)
 def test_who_asks_for_the_size_first_gets_an_error_once(function: Callable[[Any], Any]) -> None:
     found = ranks.run(in_a_loop, 3, function, 1, dead=(1,))
     assert [found[0], found[2]] == [[pytest.approx([11.0 / 3]), ((1,), True, True), [3.0], [3.0]]] * 2
@@ -306,7 +429,34 @@ def counts(tensor: Any) -> Any:
     return tensor / 2
 
 
-@pytest.mark.parametrize("function", [asks_afterwards, only_compares, counts])
+def asks_a_helper_afterwards(tensor: Any) -> Any:
+    dist.all_reduce(tensor)
+    return tensor / size_of_all()
+
+
+def divides_the_total_afterwards(tensor: Any) -> Any:
+    return total(tensor) / size_of_all()
+
+
+def sums_twice(tensor: Any) -> Any:
+    """The second sum comes after a question of the first one, which is no business of this function."""
+    divides_the_total_afterwards(tensor.clone())
+    asks_a_helper_afterwards(tensor.clone())
+    dist.all_reduce(tensor.clone())
+    return asks_a_helper_afterwards(tensor)
+
+
+def only_compares_by_a_helper(tensor: Any) -> Any:
+    if size_of_all() > 1:
+        dist.all_reduce(tensor)
+    return tensor / 2
+
+
+AFTERWARDS: list[Callable[[Any], Any]] = [asks_afterwards, only_compares, counts, asks_a_helper_afterwards]
+AFTERWARDS += [divides_the_total_afterwards, sums_twice, only_compares_by_a_helper]
+
+
+@pytest.mark.parametrize("function", AFTERWARDS)
 def test_other_sums_go_on(function: Callable[[Any], Any]) -> None:
     found = ranks.run(in_a_loop, 3, function, 1, dead=(1,))
     assert [found[0][1:], found[2][1:]] == [[[4.0], [3.0], [3.0]]] * 2
