@@ -111,7 +111,12 @@ _parts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # by parameter group 
 
 def note_question(sizes: Sizes, size: int) -> None:
     """Notes that the program, or FSDP, has asked for the size of a group: for itself, and for its caller unless it sums."""
-    frame: Any = _origin(caller())
+    frame: Any = caller()
+    while _file(frame) == _TORCH_DISTRIBUTED and frame.f_code.co_name in ("get_world_size", "_get_group_size"):
+        frame = frame.f_back
+    if _file(frame) == _TORCH_DISTRIBUTED:  # init_process_group, and gathers of objects: the program does not see the size
+        return
+    frame = _origin(frame)
     if fsdp2(frame) and frame.f_code.co_name == "_get_gradient_divide_factors" and _part(frame.f_back)[1] is None:
         _parts[_part(frame.f_back)[0]] = size
     for one in [frame] if _file(frame) in _FSDP1 else reversed(_program(frame)):
