@@ -131,7 +131,7 @@ class Arguments(_TorchGroup):  # type: ignore[misc]
         if ranks:
             lost = f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))} of {size}"
             detail = f"{text}: {lost} have left since; read the world size again, and repeat the call"
-            raise PeerLostError(name, detail, ranks, members, self._launcher.names(members))
+            raise PeerLostError(name, detail, ranks, members, self._launcher.told(members))
         raise kind(f"{name}: {text}")
 
     def _announce(self, name: str) -> None:
@@ -177,7 +177,7 @@ class Arguments(_TorchGroup):  # type: ignore[misc]
             ranks = view.lost_ranks
             members = tuple(view.members[one] for one in ranks)
             detail = f"it needs rank {rank}, which is lost and has no replacement yet"
-            raise PeerLostError(name, detail, ranks, members, self._launcher.names(members))
+            raise PeerLostError(name, detail, ranks, members, self._launcher.told(members))
 
     def _has_no_root(self, name: str, root: int) -> bool:
         """Whether the root is rank 0, and lost: nobody gets a result. PeerLostError: another root is lost."""

@@ -25,7 +25,8 @@ import torch
 
 from pccl import _errors
 from pccl._communicator import Communicator
-from pccl._errors import PCCLError, PCCLTimeoutError, Result
+from pccl._errors import LossReason, PCCLError, PCCLTimeoutError, Result
+from pccl._groups import reason_lost
 from pccl._names import name_of, peer_label
 from pccl._operations import request_cancel
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError, translated
@@ -197,6 +198,11 @@ class Losses:
         """What logs call these members, the lost ones too; "" for one that is not known."""
         return {member: name_of(self.communicator._handle, member) for member in members}
 
+    def told(self, members: Iterable[UUID]) -> dict[UUID, tuple[str, LossReason]]:
+        """The names of lost members, and why they are gone."""
+        handle = self.communicator._handle
+        return {member: (name_of(handle, member), reason_lost(handle, member)) for member in members}
+
     def lose(self, lost: Collection[UUID]) -> None:
         """Takes members out that an op was ended without: at once, or when the view is read."""
         if self.strict:
@@ -240,10 +246,10 @@ class Losses:
         """The error of a call of this group that ended since a member that the guard names was lost."""
         lost = self.guard.lost() if self.guard is not None else frozenset()
         ranks = tuple(rank for rank, member in enumerate(members) if member in lost)
-        names = self.names(lost)
-        text = ", ".join(peer_label(names[member], member) for member in sorted(lost)) or "a member"
+        told = self.told(lost)
+        text = ", ".join(peer_label(told[member][0], member) for member in sorted(lost)) or "a member"
         detail = f"{text} was lost, so this call was ended before the next Elastic.sync"
-        return PeerLostError(name, detail, ranks, tuple(members[rank] for rank in ranks), names)
+        return PeerLostError(name, detail, ranks, tuple(members[rank] for rank in ranks), told)
 
 
 class Asked:
@@ -311,7 +317,7 @@ class Asked:
         text = "the caller, on this rank or another, asked for the size of the group before the call, and may divide by it"
         ranks, members = losses.view.lost_of(self._before, losses._unpublished)
         detail = f"{text}; ask after the call, or use ReduceOp.AVG, and repeat the step"
-        raise PeerLostError(name, detail, ranks, members, losses.names(members))
+        raise PeerLostError(name, detail, ranks, members, losses.told(members))
 
 
 class CoreCall:
@@ -416,7 +422,7 @@ class CoreCall:
                 return
         ranks = tuple(rank for rank, member in enumerate(self._members) if member in lost)
         members = tuple(self._members[rank] for rank in ranks)
-        raise PeerLostError(self._name, error.detail, ranks, members, self._losses.names(members)) from None
+        raise PeerLostError(self._name, error.detail, ranks, members, self._losses.told(members)) from None
 
     @property
     def origin(self) -> Origin | None:

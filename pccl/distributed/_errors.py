@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from pccl import _errors
-from pccl._errors import ConnectionFailedError, PCCLError, PCCLTimeoutError, Result
+from pccl._errors import ConnectionFailedError, LossReason, PCCLError, PCCLTimeoutError, Result
 from pccl._names import rank_label, with_ranks
 
 if TYPE_CHECKING:
@@ -42,16 +42,27 @@ class PeerLostError(_errors.PeerLostError, CollectiveError):
     """A collective ended because members of the group were lost.
 
     `ranks` are the ranks that they had in the group when the call was made, `members` are their uuids in the run, `names` what
-    logs call them.
+    logs call them, and `reasons` why they are gone.
     """
 
     def __init__(
-        self, call: str, detail: str, ranks: tuple[int, ...], members: tuple[UUID, ...], names: Mapping[UUID, str] | None = None
+        self,
+        call: str,
+        detail: str,
+        ranks: tuple[int, ...],
+        members: tuple[UUID, ...],
+        told: Mapping[UUID, tuple[str, LossReason]] | None = None,
     ) -> None:
-        self.names = tuple((names or {}).get(member, "") for member in members)
-        labels = {rank: rank_label(rank, name, one) for rank, name, one in zip(ranks, self.names, members, strict=False)}
-        if not any(label in detail for label in labels.values()):
-            detail = f"{detail}; lost: {', '.join(labels.values())}" if labels else detail
+        known = [(told or {}).get(member, ("", LossReason.UNKNOWN)) for member in members]
+        self.names = tuple(name for name, _ in known)
+        self.reasons = tuple(reason for _, reason in known)
+        labels = [rank_label(rank, name, one) for rank, name, one in zip(ranks, self.names, members, strict=False)]
+        whys = [reason.name.lower() for reason in self.reasons]
+        if any(label in detail for label in labels):
+            detail = f"{detail}; why: {', '.join(whys)}"
+        elif labels:
+            lost = ", ".join(f"{label}: {why}" for label, why in zip(labels, whys, strict=False))
+            detail = f"{detail}; lost: {lost}"
         super().__init__(Result.RANK_CONNECTION_LOST, call, f"{detail} ({CLOSED_BY_PEER})")
         self.ranks = ranks
         self.members = members

@@ -176,7 +176,7 @@ class FromAny(Later):
         if not any(member in living for _, member in others):
             ranks, lost = tuple(rank for rank, _ in others), tuple(member for _, member in others)
             detail = "no other member of the group is left"
-            raise PeerLostError("recv", detail, ranks, lost, launcher.names(lost))
+            raise PeerLostError("recv", detail, ranks, lost, launcher.told(lost))
         return False
 
 

@@ -261,15 +261,17 @@ def named_loss() -> object:
         dist.all_gather_into_tensor(torch.zeros(6), torch.full((2,), float(rank)))
     except pccl.distributed.PeerLostError as error:
         [change] = changes
-        return error.names, str(error), [change.names[one] for one in change.lost], list(change.names.values())
+        return error.names, error.reasons, str(error), [change.names[one] for one in change.lost], list(change.names.values())
     raise AssertionError("no error")
 
 
 def test_a_loss_is_told_by_name() -> None:
     results = ranks.run(named_loss, 3, dead=(1,), environment={"PCCL_PEER_NAME": "host-a"})
     for rank in (0, 2):
-        names, text, lost, all_names = results[rank]
+        names, reasons, text, lost, all_names = results[rank]
+        assert reasons == (pccl.LossReason.DIED,)
         assert names == ("host-a",)
         assert "rank 1 (host-a, " in text
+        assert "died" in text
         assert lost == ["host-a"]
         assert all_names == ["host-a"] * 3
