@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Sequence
@@ -285,12 +286,25 @@ class Connection(Membership):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self._end_as(_C.pccl_ext_end_fails)
         self.close()
 
     def __del__(self) -> None:
+        # Without a caller the interpreter is ending, by `sys.exit` perhaps: C sees the status.
+        ends = sys.is_finalizing() or (sys._getframe().f_back is None and threading.current_thread() is threading.main_thread())
         with contextlib.suppress(Exception):
-            self.close()
+            self._drop() if ends else self.close()
+
+    def _drop(self) -> None:
+        """Closes as the process ends. The others take it for a death unless its status is 0."""
+        self._end_as(_C.pccl_ext_end_undecided)
+        self.close()
+
+    def _end_as(self, end: int) -> None:
+        with contextlib.suppress(PCCLError):
+            call(self._handle, "pccl_ext_comm_set_end", end)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Communicator cannot be copied or pickled; make one in each process")

@@ -47,7 +47,7 @@ class LossReason(Enum):
     UNKNOWN = _C.pccl_ext_loss_unknown
     """Another master served the run then, or it was long ago."""
     DIED = _C.pccl_ext_loss_died
-    """Its connection to the master ended: the process or its host died."""
+    """Its connection to the master ended: the process or its host died, or the program failed."""
     SILENT = _C.pccl_ext_loss_silent
     """It sent no heartbeat: it hangs or is stopped, or nothing of it reaches the master."""
     UNREACHABLE = _C.pccl_ext_loss_unreachable
@@ -59,7 +59,7 @@ class LossReason(Enum):
     LEFT = _C.pccl_ext_loss_left
     """It left, as it had announced."""
     ENDED = _C.pccl_ext_loss_ended
-    """Its program closed the communicator."""
+    """Its program closed the communicator, or ended with status 0."""
 
 
 class Result(Enum):

@@ -197,4 +197,6 @@ _seats: weakref.WeakSet[_Seat] = weakref.WeakSet()
 def _leave_all() -> None:
     """A process that ends leaves; it would wait for its masters otherwise."""
     for seat in list(_seats):
+        if seat._communicator is not None:
+            seat._communicator._drop()
         seat.close()

@@ -343,7 +343,14 @@ pcclResult_t pccl_ext_comm_alive(const pcclComm_t *comm) {
 
 pcclResult_t pccl_ext_comm_stop(pcclComm_t *comm) {
     REQUIRE_COMM(comm);
+    if (!connect_is_undecided(comm->communicator)) api_forget(comm);
     connect_stop(comm->communicator);
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_comm_set_end(pcclComm_t *comm, pccl_ext_end_t end) {
+    REQUIRE_COMM(comm);
+    connect_set_end(comm->communicator, (enum communicator_end)end);
     return pcclSuccess;
 }
 

@@ -176,6 +176,13 @@ pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capac
 // never connected.
 pcclResult_t pccl_ext_comm_alive(const pcclComm_t *comm);
 
+// Ways to end a communicator: what the master is told when it is destroyed.
+typedef enum pccl_ext_end {
+    pccl_ext_end_leaves = 0,    // that the program closes it
+    pccl_ext_end_fails = 1,     // nothing: it takes the end of the connection for a death
+    pccl_ext_end_undecided = 2, // that it is closed, if the process exits with status 0, which frees it
+} pccl_ext_end_t;
+pcclResult_t pccl_ext_comm_set_end(pcclComm_t *comm, pccl_ext_end_t end);
 // The first half of pcclDestroyCommunicator, by the thread that calls it next: leaves the run and ends all ops, in
 // bounded time. Afterwards tickets of reduces and collectives tell how they have ended, without waiting for others, and
 // pcclGetReduceContributors who is in them.

@@ -104,6 +104,47 @@ static uint32_t spare_lanes(void) {
     return part < SPARE_LANES ? (uint32_t)part : SPARE_LANES;
 }
 
+// ---- the end of the process ----
+
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static pcclComm_t *open_comms; // those of this process, and maybe of the one that it was forked from
+static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
+
+#ifndef __GLIBC__
+int on_exit(void (*)(int, void *), void *);
+#endif
+#pragma weak on_exit // no other way tells the status. NULL with musl: a program that does not close counts as dead
+
+static void leave_all(int status, void *unused) {
+    (void)unused;
+    if (status != 0 || pthread_mutex_trylock(&open_lock) != 0) return; // the system closes the connections
+    for (pcclComm_t *comm = open_comms; comm != NULL; comm = comm->after)
+        if (api_is_own(comm->forks)) connect_exit(comm->communicator);
+    pthread_mutex_unlock(&open_lock);
+}
+
+static void watch_exit(void) {
+    if (on_exit != NULL) on_exit(leave_all, NULL);
+}
+
+static void remember(pcclComm_t *comm) {
+    pthread_once(&exit_once, watch_exit);
+    pthread_mutex_lock(&open_lock);
+    comm->after = open_comms;
+    if (open_comms != NULL) open_comms->before = comm;
+    open_comms = comm;
+    pthread_mutex_unlock(&open_lock);
+}
+
+void api_forget(pcclComm_t *comm) {
+    pthread_mutex_lock(&open_lock);
+    if (comm->before != NULL) comm->before->after = comm->after;
+    if (comm->after != NULL) comm->after->before = comm->before;
+    if (open_comms == comm) open_comms = comm->after;
+    comm->before = comm->after = NULL;
+    pthread_mutex_unlock(&open_lock);
+}
+
 pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclComm_t **comm_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(params);
@@ -148,6 +189,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
         return detail_fail(pcclInternalError, "the system refused memory or descriptors for a communicator");
     }
     comm->forks = descriptor_forks();
+    remember(comm);
     *comm_out = comm;
     return pcclSuccess;
 }
@@ -173,6 +215,11 @@ pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(comm);
     if (!api_is_own(comm->forks)) return pcclSuccess; // its threads and locks are the parent's
+    if (connect_is_undecided(comm->communicator)) {
+        connect_stop(comm->communicator);
+        return pcclSuccess;
+    }
+    api_forget(comm);
     connect_free(comm->communicator);
     free(comm);
     return pcclSuccess;

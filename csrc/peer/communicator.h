@@ -52,6 +52,17 @@ struct communicator *connect_new(const struct communicator_params *params);
 // Begins to connect, which is waited for with its ticket. Success: accepted and adopted. After an error of the master
 // it may be begun again, as a new peer.
 pcclResult_t connect_begin(struct communicator *c, uint64_t *ticket);
+// Ways to stop a communicator: what the master is told. The numbers are those of pccl_ext_comm_end.
+enum communicator_end {
+    COMMUNICATOR_LEAVES,    // that the program closes it
+    COMMUNICATOR_FAILS,     // nothing: it takes the end of the connection for a death
+    COMMUNICATOR_UNDECIDED, // nothing yet: the process ends, with a status that is not known
+};
+void connect_set_end(struct communicator *c, enum communicator_end end);
+bool connect_is_undecided(struct communicator *c);
+// Tells the master, as the process ends well, and leaves everything else to the system.
+void connect_exit(struct communicator *c);
+
 // Leaves the run, ends all ops and both threads, and makes every call in other threads return: with an error, but for
 // awaits of ops that had ended. Ops may be awaited afterwards, which does not wait for others. Bounded.
 void connect_stop(struct communicator *c);

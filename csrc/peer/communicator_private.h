@@ -69,6 +69,7 @@ struct communicator {
     struct wire_run run;                 // `params.run`; if that has no name, the one to which the keys are confined
     enum communicator_phase phase;
     bool closing;
+    enum communicator_end end;   // how it stops
     bool stopped;                // connect_stop has returned; its caller's
     bool renewing;               // state machine and engine are being made anew
     uint32_t users;              // calls inside
@@ -185,6 +186,8 @@ struct engine_callbacks control_callbacks(struct control *control);
 bool control_start(struct control *control);
 // Joins the thread, which ends once the communicator is closing.
 void control_join(struct control *control);
+// Sends LEAVE after control_join, if the communicator has stopped undecided.
+void control_leave(struct control *control);
 
 // Has the thread begin an attempt. Its end is that of the open call.
 void control_connect(struct control *control);

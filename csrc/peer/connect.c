@@ -203,6 +203,29 @@ void connect_stop(struct communicator *c) {
     c->stopped = true;
 }
 
+void connect_set_end(struct communicator *c, enum communicator_end end) {
+    pthread_mutex_lock(&c->lock);
+    if (!c->closing) c->end = end;
+    pthread_mutex_unlock(&c->lock);
+}
+
+bool connect_is_undecided(struct communicator *c) {
+    pthread_mutex_lock(&c->lock);
+    bool undecided = c->end == COMMUNICATOR_UNDECIDED;
+    pthread_mutex_unlock(&c->lock);
+    return undecided;
+}
+
+void connect_exit(struct communicator *c) {
+    pthread_mutex_lock(&c->lock);
+    bool undecided = c->closing && c->end == COMMUNICATOR_UNDECIDED;
+    c->closing = true;
+    pthread_mutex_unlock(&c->lock);
+    wake_signal(c->wake);
+    control_join(c->control);
+    if (undecided) control_leave(c->control);
+}
+
 void connect_free(struct communicator *c) {
     if (c == NULL) return;
     connect_stop(c);

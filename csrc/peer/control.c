@@ -524,8 +524,8 @@ static void handle(struct control *t, const struct epoll_event *event, int64_t n
     }
 }
 
-static void leave(struct control *t) {
-    if (master_link_is_open(t->c->master)) {
+void control_leave(struct control *t) {
+    if (t->c->end != COMMUNICATOR_FAILS && master_link_is_open(t->c->master)) {
         member_leave(event_begin(t), &t->actions);
         event_end(t, platform_now_ns());
         master_link_end(t->c->master); // LEAVE goes out before the end of the stream
@@ -553,7 +553,7 @@ static void *run(void *control) {
         overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
         if (!overslept) tick(t, now);
     }
-    leave(t);
+    if (t->c->end != COMMUNICATOR_UNDECIDED) control_leave(t); // it changes no more
     return NULL;
 }
 

@@ -38,6 +38,40 @@ elif way == "notice":
         pass
 elif way == "exit":
     os._exit(1)
+elif way == "failing status":
+    sys.exit(1)
+elif way == "failing status of a function":
+    def fail(ours):
+        globals().pop("comm")
+        raise SystemExit("no")
+    fail(comm)
+elif way == "exception":
+    raise RuntimeError
+elif way == "exception in a block":
+    with comm:
+        raise RuntimeError
+elif way == "caught":
+    try:
+        with comm:
+            raise RuntimeError
+    except RuntimeError:
+        sys.stdin.readline()
+elif way == "status 0 in a block":
+    with comm:
+        sys.exit(0)
+elif way == "block":
+    with comm:
+        pass
+    sys.exit(1)
+elif way == "terminate":
+    os.kill(os.getpid(), signal.SIGTERM)
+elif way == "held":
+    import gc
+    gc.freeze()
+    kept = [comm]
+    kept.append(kept)
+elif way == "status 0":
+    sys.exit(0)
 """
 
 WAYS = {
@@ -45,6 +79,17 @@ WAYS = {
     "stop": LossReason.SILENT,
     "close": LossReason.ENDED,
     "exit": LossReason.DIED,
+    "failing status": LossReason.DIED,
+    "failing status of a function": LossReason.DIED,
+    "exception": LossReason.DIED,
+    "exception in a block": LossReason.DIED,
+    "caught": LossReason.DIED,
+    "terminate": LossReason.DIED,
+    "status 0 in a block": LossReason.ENDED,
+    "block": LossReason.ENDED,
+    "held": LossReason.ENDED,
+    "status 0": LossReason.ENDED,
+    "last line": LossReason.ENDED,
 }
 
 
