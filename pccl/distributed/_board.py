@@ -330,13 +330,13 @@ def _key(attempt: str, name: str, number: int) -> str:
 
 
 def parsed(text: str, most: int, kinds: Mapping[Any, str]) -> Any:
-    """Returns what JSON in the store has under the keys of `kinds`, whose values are the names of types.
+    """Returns what JSON in the store has under the keys of `kinds`, and no others, whose values are the names of types.
 
     BootstrapError: it has not; whoever reaches the store may write to it.
     """
     with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
         found = read_json(text.encode(), most)
-        if all(type(found[key]).__name__ == kind for key, kind in kinds.items()):
+        if len(found) == len(kinds) and all(type(found[key]).__name__ == kind for key, kind in kinds.items()):
             return {key: found[key] for key in kinds}
     raise BootstrapError(f"{NO_MESSAGE}: {text!r:.100}")
 

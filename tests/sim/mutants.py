@@ -589,7 +589,7 @@ MUTANTS: list[Mutant] = [
         name="leaves_at_once",  # in the middle of operations, and not between two
         file="master/run.c",
         old="peer->leaving = true;",
-        new='membership_drop(table, peer, LOG_INFO, "it leaves");\n    peer->leaving = true;',
+        new='membership_drop(table, peer, WIRE_LOSS_LEFT, LOG_INFO, "it leaves");\n    peer->leaving = true;',
         faults=NOTICE,
     ),
     Mutant(
