@@ -200,15 +200,16 @@ void membership_note_lost(struct membership *table, const struct wire_id *id, en
 static void leave(struct membership *table, struct peer_record *peer, enum wire_loss_reason reason,
                   enum log_level level, const char *why) {
     struct peer_text place = membership_label_at(peer);
+    uint8_t told = (uint8_t)reason;
     if (peer->accepted) {
         membership_note_lost(table, &peer->member.id, reason, why);
-        actions_event(&table->actions, RECORDER_LEFT, table->number, reason, &peer->member.id, why);
-        bool failed = wire_loss_is_failure(reason), ended = reason == WIRE_LOSS_ENDED;
+        actions_event(&table->actions, RECORDER_LEFT, table->number, told, &peer->member.id, why);
+        bool failed = wire_loss_is_failure(told), ended = reason == WIRE_LOSS_ENDED;
         actions_log(&table->actions, level > LOG_NOTICE ? level : LOG_NOTICE, "%s %s%s%s: %s",
                     failed  ? "lost"
                     : ended ? "left"
-                            : wire_loss_name(reason),
-                    place.chars, failed ? ", " : "", failed ? wire_loss_name(reason) : "", why);
+                            : wire_loss_name(told),
+                    place.chars, failed ? ", " : "", failed ? wire_loss_name(told) : "", why);
     } else {
         actions_log_stranger(&table->actions, level, "%s newcomer, %s: %s", level == LOG_WARN ? "refused" : "lost",
                              place.chars, why);
