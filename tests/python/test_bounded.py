@@ -163,8 +163,8 @@ def test_what_is_no_place_of_a_rank_is_an_error_that_says_so(text):
 
 
 def test_a_place_with_a_wrong_type_is_an_error():
-    place = dict.fromkeys(("node", "network", "address", "masters", "keys", "token", "membership"), "x")
-    place["stands_in"] = False
+    texts = dict.fromkeys(("node", "network", "address", "masters", "keys", "token", "membership"), "x")
+    place = {**texts, "stands_in": False}
     assert _read(json.dumps({**place, "world_size": 2})).world_size == 2
     for wrong in (
         {"world_size": "2"},
