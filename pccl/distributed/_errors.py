@@ -42,7 +42,7 @@ class PeerLostError(_errors.PeerLostError, CollectiveError):
     """A collective ended because members of the group were lost.
 
     `ranks` are the ranks that they had in the group when the call was made, `members` are their uuids in the run, `names` what
-    logs call them, and `reasons` why they are gone.
+    logs call them, and `reasons` why they are gone. `call` and `detail` become the text; `told` has names and reasons by uuid.
     """
 
     def __init__(
