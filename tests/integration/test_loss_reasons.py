@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from peers import ENVIRONMENT, PATIENCE, address_of, form
 
-from pccl import Communicator, LossReason, MasterNode, PeerLostError
+from pccl import Communicator, Group, LossReason, MasterNode, PeerLostError
 
 _VICTIM = """
 import os, signal, sys, time
@@ -94,8 +94,11 @@ WAYS = {
 
 
 @contextlib.contextmanager
-def run_with(*ways: str) -> Iterator[tuple[Communicator, dict[str, subprocess.Popen[str]]]]:
-    """A member in this process, and one in a process of its own for each of `ways`, which goes after a line on its input."""
+def run_with(*ways: str) -> Iterator[tuple[Communicator, Group, dict[str, subprocess.Popen[str]]]]:
+    """A member in this process, and one in a process of its own for each of `ways`, which goes after a line on its input.
+
+    The group has them all.
+    """
     with MasterNode("127.0.0.1:0", heartbeat_limit=2) as master, contextlib.ExitStack() as stack:
         count = 1 + len(ways)
         processes = {}
@@ -109,7 +112,7 @@ def run_with(*ways: str) -> Iterator[tuple[Communicator, dict[str, subprocess.Po
         comm.connect(timeout=PATIENCE)
         form(comm, count)
         comm.all_reduce(np.ones(4, np.float32))
-        yield comm, processes
+        yield comm, comm.group(comm.members), processes
 
 
 def go(process: subprocess.Popen[str]) -> None:
@@ -118,10 +121,9 @@ def go(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-def reasons_seen(comm: Communicator, count: int) -> dict[str, LossReason]:
+def reasons_seen(comm: Communicator, everybody: Group, count: int) -> dict[str, LossReason]:
     """Of `count` lost members, by name."""
     seen: dict[str, LossReason] = {}
-    everybody = comm.group(comm.members)
     while len(seen) < count:
         with pytest.raises(PeerLostError) as caught:
             comm.barrier(group=everybody, survivors=False, timeout=PATIENCE)
@@ -132,13 +134,13 @@ def reasons_seen(comm: Communicator, count: int) -> dict[str, LossReason]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_go(way):
-    with run_with(way, "stays") as (comm, processes):
+    with run_with(way, "stays") as (comm, everybody, processes):
         go(processes[way])
-        assert reasons_seen(comm, 1) == {way: WAYS[way]}
+        assert reasons_seen(comm, everybody, 1) == {way: WAYS[way]}
 
 
 def test_several_at_once_keep_their_reasons():
-    with run_with("kill", "close", "exit", "stays") as (comm, processes):
+    with run_with("kill", "close", "exit", "stays") as (comm, everybody, processes):
         for way in ("kill", "close", "exit"):
             go(processes[way])
-        assert reasons_seen(comm, 3) == {way: WAYS[way] for way in ("kill", "close", "exit")}
+        assert reasons_seen(comm, everybody, 3) == {way: WAYS[way] for way in ("kill", "close", "exit")}
