@@ -12,7 +12,7 @@ CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
 C_FOLDERS := bench bindings csrc cuda examples sim tests tools
 C_FILES = $(or $(shell git ls-files '*.c' '*.h' '*.cu' 2>/dev/null),$(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.cu')) # no git in a release
 # Tests without threads, which the thread sanitizer has nothing to say about and slows down most, and one that races on purpose.
-PURE := changed_inputs|kernels|quant|hash|wire|socket|seek|ring_order|sim|judge|plan|arrival|election|member|delta|outline|shares|core_|sparse|pairs|weights|block|cod(ec|ing)
+PURE := changed_inputs|kernels|quant|hash|wire|socket|seek|ring_order|sim|judge|plan|arrival|election|member|delta|outline|shares|core_|sparse|pairs|weights|block|cod(ec|ing)|secrets
 # Tests whose threads are those of others: one that counts how often threads wake, and some that take a minute each there.
 REPEATED := handovers|refused|engine_cuda|lane_cuda|reduce_on_host
 # The builds for tests and checks fail on warnings; `make test WERROR=OFF` for a compiler that has new ones. What users install does not.
