@@ -82,7 +82,7 @@ def test_no_step_is_lost_with_a_member_and_another_one_at_the_end_of_the_sync_af
     with Job(shards=2) as job:
         four = job.start(4)
         ask(four, "train", 10)
-        four[0].ask("die_at_message", "restore", 8)
+        four[0].ask("die_at_message", "restore", 7)
         for member in four:
             member.tell("train", 14)
         four[3].kill()

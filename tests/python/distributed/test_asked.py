@@ -49,6 +49,7 @@ def test_what_members_have_agreed_on_stays():
     assert asked.shrunk()
     asked.vote()[0] = 1  # another rank has asked
     assert asked.shrunk()
-    losses: Any = SimpleNamespace(view=SimpleNamespace(lost_of=lambda _: ((3,), (uuid4(),))), told=lambda _: {})
+    view = SimpleNamespace(lost_of=lambda *_: ((3,), (uuid4(),)))
+    losses: Any = SimpleNamespace(view=view, told=lambda _: {}, _unpublished=frozenset())
     with pytest.raises(PeerLostError, match="on this rank or another, asked for the size"):
         asked.refuse(losses, "all_reduce")
