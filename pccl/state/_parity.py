@@ -244,12 +244,13 @@ def check_parity(
                 raise ArgumentError(f"entry {info.name!r} is read-only and cannot be repaired; pass another policy")
     kept = _kept(comm)
     check = _Check(comm, kept, held, policy, parts, group, call)
+    if policy != "raise":  # two have no majority
+        with named(call):
+            comm._note_protections(parity=(comm.world_size if group is None else len(group.members)) < 3)
     begun = kept.under_way.setdefault(check.who, check)
     if begun.label != check.label:
         raise _usage("a check of another state, policy or fraction was cut short; repeat that call first")
     with named(call):
-        if policy != "raise":  # two have no majority
-            comm._note_protections(parity=(comm.world_size if group is None else len(group.members)) < 3)
         return begun.advance(deadline)
 
 
