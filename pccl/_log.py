@@ -27,7 +27,11 @@ LEVELS = (TRACE, 10, 20, NOTICE, 30, 40, 50)
 
 COMPONENTS = ("pccl", "pccl.master", "pccl.peer", "pccl.config")
 
+_PATIENCE = 1.0
+"""Seconds that an exit waits for a line that is on its way through filters and handlers."""
+
 _lock = threading.Lock()
+_delivering = threading.Lock()
 _process = 0
 """The process whose lines are queued; 0: none's."""
 
@@ -88,13 +92,17 @@ def _forward(event: int) -> None:
         poll.poll()
         with contextlib.suppress(BlockingIOError):
             os.read(event, 8)
-        _drain()
+        with _delivering:
+            _drain()
 
 
 def _detach() -> None:
     if _process == os.getpid():
         _C.pccl_ext_log_end()
+        waited = _delivering.acquire(timeout=_PATIENCE)  # the thread ends with the process, and so would its line
         _drain()
+        if waited:
+            _delivering.release()
 
 
 def _drain() -> None:

@@ -130,6 +130,10 @@ RUN = """
         handler.setFormatter(logging.Formatter("%(levelname)s|%(name)s|%(message)s"))
         logging.getLogger("pccl").addHandler(handler)
         logging.getLogger("pccl").setLevel(25)
+    elif configure == "slow":  # a line is still on its way when the program ends
+        import time
+        logging.basicConfig(stream=sys.stdout)
+        logging.getLogger("pccl.peer").addFilter(lambda record: time.sleep(0.3) is None)
     elif configure == "refused":  # the thread that hands the lines over
         import threading
         start = threading.Thread.start
@@ -165,6 +169,12 @@ def test_lines_reach_a_configured_logging_once(configure):
     assert err == ""
     assert len(re.findall(r"^NOTICE\|pccl\.master\|admitted peer", out, re.MULTILINE)) == 1
     assert len(re.findall(r"^ERROR\|pccl\.peer\|the communicator is dead", out, re.MULTILINE)) == 1
+
+
+@pytest.mark.timeout(DEADLINE)
+def test_an_exit_waits_for_the_line_that_is_on_its_way():
+    out, _ = run("slow")
+    assert "the communicator is dead" in out
 
 
 @pytest.mark.timeout(DEADLINE)
