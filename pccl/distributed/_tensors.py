@@ -68,12 +68,8 @@ def address_of(tensor: torch.Tensor | None) -> int:
     """The address of plain memory; 0 for None. TypeError: the tensor has no memory of its own."""
     if tensor is None:
         return 0
-    address = tensor.data_ptr()
-    if address == 0 and tensor.numel() > 0:
-        kind = type(tensor).__name__
-        text = f"the {kind} has no memory: pass a tensor whose storage was not freed"
-        raise TypeError(f"{text}, and of a DTensor its local part, tensor.to_local()")
-    return address
+    _check_data(tensor)
+    return tensor.data_ptr()
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -108,6 +104,7 @@ def apart(sources: Sequence[torch.Tensor], outputs: Sequence[Sequence[torch.Tens
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or a copy of it in plain memory."""
+    _check_data(tensor)
     if is_plain(tensor):
         return tensor
     made = scratch(tensor)
@@ -122,6 +119,7 @@ def writable(
 
     The memory is apart from `source`, which the call reads.
     """
+    _check_data(tensor)
     if is_plain(tensor) and (source is None or not overlap(tensor, source)):
         return tensor, None
     _check_fillable(tensor)
@@ -143,6 +141,10 @@ def _check_fillable(tensor: torch.Tensor) -> None:
 def _check_data(tensor: torch.Tensor) -> None:
     if tensor.is_meta:
         raise TypeError("a tensor on the device meta has no elements; pass one on the CPU or on a CUDA GPU")
+    reachable = (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided and not hasattr(tensor, "trigger_wait")
+    if reachable and tensor.data_ptr() == 0 and tensor.numel() > 0:  # torch reads and writes it all the same
+        text = f"the {type(tensor).__name__} has no memory: pass a tensor whose storage was not freed"
+        raise TypeError(f"{text}, and of a DTensor its local part, tensor.to_local()")
 
 
 def scratch(tensor: torch.Tensor) -> torch.Tensor:

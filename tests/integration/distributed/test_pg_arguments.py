@@ -162,8 +162,8 @@ def test_a_message_of_another_size_is_an_error_on_both_sides() -> None:
         assert "2" in text
 
 
-def freed() -> torch.Tensor:
-    tensor = torch.ones(2)
+def freed(*shape: int) -> torch.Tensor:
+    tensor = torch.ones(*shape or (2,)).t()
     tensor.untyped_storage().resize_(0)
     return tensor
 
@@ -186,6 +186,9 @@ def alone(kind: str) -> str:
             torch.ones(1).expand(2 * size) if wrong else torch.ones(2 * size), one
         ),
         "freed": lambda: dist.all_reduce(freed() if wrong else one),
+        "freed, not contiguous": lambda: dist.all_reduce(freed(2, 3) if wrong else torch.ones(3, 2)),
+        "freed source": lambda: dist.broadcast(freed() if wrong else one, 0),
+        "freed of several": lambda: dist.all_gather([freed() if wrong else torch.ones(2) for _ in range(size)], one),
         "meta": lambda: dist.broadcast(torch.ones(2, device="meta") if wrong else one, 1),
         "root": lambda: dist.reduce(one.to_sparse() if wrong else one, 1),
     }
@@ -200,7 +203,18 @@ def alone(kind: str) -> str:
     return result
 
 
-KINDS = ["AVG of bool", "BAND of float", "freed", "own part", "own part of a list", "meta", "root"]
+KINDS = [
+    "AVG of bool",
+    "BAND of float",
+    "freed",
+    "freed, not contiguous",
+    "freed source",
+    "freed of several",
+    "own part",
+    "own part of a list",
+    "meta",
+    "root",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
