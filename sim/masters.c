@@ -114,7 +114,8 @@ void sim_start_master(struct pccl_sim *s, uint32_t k) {
     bool expects = master->life > s->master_count || sim_chance(s, 8);
     core_configure(master->core,
                    &(struct core_settings){.survivors_until_ns = expects ? s->now + YOUNG_MS * MS_NS : s->now,
-                                           .deadlock_ns = s->limit_ns, // honest programs vote alike: it ends none
+                                           // Programs vote alike, unless one has heard something else: it ends none.
+                                           .deadlock_ns = (s->faults & PCCL_SIM_FLIP) != 0 ? 0 : s->limit_ns,
                                            .standby = k > 0,
                                            .signer = &signer});
     SIM_TRACE(s, "%s: starts", master_name(s, k));
