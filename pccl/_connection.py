@@ -9,10 +9,11 @@ import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn, Self
 
-from pccl import _log
+from pccl import _log, _stacks, _standby
 from pccl._address import (
     IP,
     MASTERS_MAX,
@@ -86,9 +87,10 @@ def _interfaces(given: str | Sequence[str] | None) -> str | None:
     return ",".join(given)
 
 
-def _stop(live: set[Any], stacks: Watch, pointer: Any) -> None:
+def _stop(live: set[Any], watches: Sequence[Watch], pointer: Any) -> None:
     stop(live, pointer)
-    stacks.join()
+    for watch in watches:
+        watch.join()
 
 
 class Connection(Membership):
@@ -381,8 +383,10 @@ class Connection(Membership):
         """Takes a new C communicator as the one in use. C takes addresses only, so each address tried has its own."""
         self._pointer = pointer
         self._ip = ip
-        self._stacks = Watch()
-        ends = functools.partial(_stop, self._live_ops, self._stacks)
+        self._missing = set()
+        self._stacks = Watch(_stacks.answer, "pccl:stacks", _stacks.JOIN_SECONDS)
+        self._standby = Watch(_standby.watch, "pccl:standby", _standby.JOIN_SECONDS)
+        ends = functools.partial(_stop, self._live_ops, (self._stacks, self._standby))
         self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator, ends)
         self._events = Events(self._handle)
         self._leaves = False
@@ -490,6 +494,9 @@ class Connection(Membership):
         self._begin_spans()
         self._tags.restart()
         self._forget("pcclConnect", ticket)
+        if len(self._endpoints) > 1:
+            with contextlib.suppress(RuntimeError):  # the system refuses the thread
+                self._standby.start(weakref.ref(self), self._endpoints, self._keys, self._insecure)
         for notice in self._notices:
             if notice.given:
                 self._on_notice(notice)

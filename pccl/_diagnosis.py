@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -26,6 +26,16 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | N
     (INVALID_ARGUMENT): it cannot be used, or there are no keys, the master is beyond loopback, and neither `insecure` nor
     PCCL_INSECURE=1 permits that.
     """
+    found: Diagnosis = _ask(endpoint, timeout, keys, insecure, _take)
+    return found
+
+
+def require_master(endpoint: Endpoint, timeout: float, keys: str | bytes | None, insecure: bool) -> None:
+    """As `diagnose_run`, for who only wants to know whether a master answers: reads nothing of what it tells."""
+    _ask(endpoint, timeout, keys, insecure, _C.pcclDiagnosisFree)
+
+
+def _ask(endpoint: Endpoint, timeout: float, keys: str | bytes | None, insecure: bool, take: Callable[[Any], Any]) -> Any:
     text = ""
     path = _path(keys)
     for ip in permitted(endpoint, _resolved(endpoint, timeout, "pcclDiagnose"), path, insecure, "pcclDiagnose"):
@@ -33,7 +43,7 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | N
         arguments = _place(endpoint, ip), endpoint.run.encode(), path, insecure, int(timeout * 1000), query
         PCCLError.check(_C.pccl_ext_diagnose_begin_run(*arguments), "pcclDiagnose")
         try:
-            return _await(query[0])
+            return _await(query[0], take)
         except PCCLError as error:
             said, colon, why = error.detail.partition(": ")
             text = f"{said} at {endpoint}: {why}" if colon else f"no master answers at {endpoint}: {said}"
@@ -112,10 +122,11 @@ def diagnose(handle: NativeHandle, limit_ms: int) -> Diagnosis:
     """Asks the master of a communicator's run."""
     query = _ffi.new("struct pccl_status_query **")
     call(handle, "pccl_ext_diagnose_begin", limit_ms, query, name="pcclDiagnose")
-    return _await(query[0])
+    found: Diagnosis = _await(query[0], _take)
+    return found
 
 
-def _await(query: Any) -> Diagnosis:
+def _await(query: Any, take: Callable[[Any], Any]) -> Any:
     """Waits for the answer in slices, so that Ctrl-C works at once, and frees the question."""
     out = _ffi.new("pcclDiagnosis_t **")
     try:
@@ -124,7 +135,7 @@ def _await(query: Any) -> Diagnosis:
         PCCLError.check(code, "pcclDiagnose")
     finally:
         _C.pccl_ext_diagnose_end(query)
-    return _take(out[0])
+    return take(out[0])
 
 
 def _take(pointer: Any) -> Diagnosis:

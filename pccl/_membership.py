@@ -69,7 +69,7 @@ class Membership:
     _made_notices: list[Notice]
     """Those of signals, which nobody but this communicator needs."""
     _leaves: bool
-    _missing: frozenset[str] = frozenset()
+    _missing: set[str]
     """Protections that were reported to be missing."""
     _exclusive: threading.Lock
     """Held by connect, update_topology, optimize_topology and sync_shared_state."""
@@ -184,7 +184,7 @@ class Membership:
         if changed:
             with contextlib.suppress(PCCLError):
                 self.report(**{MISSING + name: float(missing[name]) for name in changed})
-                self._missing ^= changed
+                self._missing ^= changed  # in one step, since threads report too
 
     @property
     def event_file(self) -> str | None:

@@ -10,6 +10,7 @@ import contextlib
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -48,17 +49,18 @@ def _stack(name: str, frame: FrameType | None) -> str:
 
 
 class Watch:
-    """Answers for one communicator, from `start` to `join`."""
+    """A thread for one communicator, from `start` to `join`, which waits at most `seconds` for its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, does: Callable[..., object], name: str, seconds: float) -> None:
+        self._does, self._name, self._seconds = does, name, seconds
         self._thread: threading.Thread | None = None
         # Not an Event, whose lock a finished thread may leave taken, and which the garbage collector may find taken.
         self._ends: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def start(self, handle: NativeHandle) -> None:
-        """Begins, unless it has."""
+    def start(self, *arguments: object) -> None:
+        """Begins, unless it has: calls what it does, with the arguments and the queue of which the first item ends it."""
         if self._thread is None or self._thread.ident is None:  # or the system has refused the thread
-            self._thread = threading.Thread(target=_answer, args=(handle, self._ends), name="pccl:stacks", daemon=True)
+            self._thread = threading.Thread(target=self._does, args=(*arguments, self._ends), name=self._name, daemon=True)
             self._thread.start()
 
     def join(self) -> None:
@@ -67,10 +69,11 @@ class Watch:
         thread = self._thread
         # A thread that is not alive yet finds the end before it waits in C.
         if thread is not None and thread.is_alive() and thread is not threading.current_thread() and not sys.is_finalizing():
-            thread.join(JOIN_SECONDS)
+            thread.join(self._seconds)
 
 
-def _answer(handle: NativeHandle, ends: queue.SimpleQueue[None]) -> None:
+def answer(handle: NativeHandle, ends: queue.SimpleQueue[None]) -> None:
+    """Answers for one communicator."""
     # C sends the thread out of this wait when the communicator is stopped. It is no user of the handle, for which `close` waits:
     # whoever stops joins it before the communicator is freed.
     while ends.empty() and _C.pccl_ext_comm_await_stacks(handle.pointer):

@@ -30,6 +30,7 @@ LAYERS = [
     ("_collectives", "_reduces", "state._module"),
     ("_state",),
     ("_membership",),
+    ("_standby",),
     ("_connection",),
     ("_named",),
     ("_communicator",),

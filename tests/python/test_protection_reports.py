@@ -13,7 +13,7 @@ def test_a_report_that_fails_is_made_again():
 
     class Peer(Membership):
         def __init__(self) -> None:
-            self.fails = True
+            self.fails, self._missing = True, set()
 
         def report(self, **numbers: float) -> None:
             if self.fails:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from pccl._stacks import Watch
+from pccl._stacks import JOIN_SECONDS, Watch, answer
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
@@ -15,9 +15,9 @@ def test_a_watch_whose_thread_never_began_ends(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    watch, handle = Watch(), None
+    watch, handle = Watch(answer, "pccl:stacks", JOIN_SECONDS), None
     with pytest.raises(type(error)):
-        watch.start(handle)  # type: ignore[arg-type]
+        watch.start(handle)
     watch.join()
 
 
@@ -29,8 +29,8 @@ def test_a_watch_is_started_by_the_next_connect_when_there_were_too_many_threads
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    watch, handle = Watch(), None
+    watch, handle = Watch(answer, "pccl:stacks", JOIN_SECONDS), None
     for _ in range(2):
         with pytest.raises(RuntimeError):
-            watch.start(handle)  # type: ignore[arg-type]
+            watch.start(handle)
     assert tries == ["pccl:stacks"] * 2
