@@ -14,9 +14,9 @@
 
 struct pcclComm_t {
     struct communicator *communicator;
-    atomic_bool has_keys;              // the program has named them
-    uint32_t forks;                    // of the process that made it, see descriptor_forks
-    struct pcclComm_t *before, *after; // those that are open; see api_forget
+    atomic_bool has_keys;     // the program has named them
+    uint32_t forks;           // of the process that made it, see descriptor_forks
+    struct pcclComm_t *after; // of those that are open; see api_forget
 };
 // Takes a communicator out of those of which the master is told when the process ends well.
 void api_forget(struct pcclComm_t *comm);

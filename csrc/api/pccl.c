@@ -131,17 +131,15 @@ static void remember(pcclComm_t *comm) {
     pthread_once(&exit_once, watch_exit);
     pthread_mutex_lock(&open_lock);
     comm->after = open_comms;
-    if (open_comms != NULL) open_comms->before = comm;
     open_comms = comm;
     pthread_mutex_unlock(&open_lock);
 }
 
 void api_forget(pcclComm_t *comm) {
     pthread_mutex_lock(&open_lock);
-    if (comm->before != NULL) comm->before->after = comm->after;
-    if (comm->after != NULL) comm->after->before = comm->before;
-    if (open_comms == comm) open_comms = comm->after;
-    comm->before = comm->after = NULL;
+    pcclComm_t **at = &open_comms;
+    while (*at != NULL && *at != comm) at = &(*at)->after;
+    if (*at != NULL) *at = comm->after;
     pthread_mutex_unlock(&open_lock);
 }
 
@@ -310,10 +308,7 @@ pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclRe
 
 pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
                                   pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
-    RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(reduce_handle);
-    REQUIRE_COMM(reduce_handle->comm);
-    return api_await(reduce_handle->comm, reduce_handle->tag, INT64_MAX, reduce_info_out);
+    return pcclAwaitAsyncReduceEx(reduce_handle, NULL, reduce_info_out);
 }
 
 pcclResult_t pcclStreamWaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle, void *PCCL_NULLABLE stream) {
@@ -392,17 +387,15 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
                                         pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out) {
     REQUIRE_COMM(comm);
     struct pccl_ticket ticket;
-    struct shared_state_report report;
     struct communicator *communicator = comm->communicator;
     communicator_enter(communicator);
     pcclResult_t code = pccl_begin_sync(comm, shared_state, strategy, NULL, &ticket);
     if (code == pcclSuccess) code = pccl_ticket_wait(&ticket, FOREVER);
     if (code == pcclSuccess) {
         shared_state->revision = ticket.value;
-        shared_state_look(communicator, &report);
         if (sync_info_out != NULL)
             *sync_info_out =
-                (pcclSharedStateSyncInfo_t){.tx_bytes = report.tx_bytes, .rx_bytes = report.moved.rx_bytes};
+                (pcclSharedStateSyncInfo_t){.tx_bytes = ticket.info.tx_bytes, .rx_bytes = ticket.info.rx_bytes};
     }
     communicator_exit(communicator);
     return code;
