@@ -24,15 +24,13 @@ void api_forget(struct pcclComm_t *comm);
 struct pcclMasterInstanceState_t {
     pthread_mutex_t lock; // of everything but a look at `master`
     struct wire_address address;
-    uint32_t heartbeat_limit_ms, idle_limit_ms;
-    bool new;                                      // nobody was ever at its address
-    char events[RECORDER_PATH_BYTES];              // file of its flight recorder; "": that of the environment
+    struct master_options options;                 // what it begins with; where it listens is decided then
+    char events[RECORDER_PATH_BYTES];              // file of its flight recorder
     struct keys *keys;                             // held; NULL: none, or those of PCCL_KEYS
     bool insecure;                                 // the program permits plain connections beyond loopback
-    struct wire_address masters[WIRE_MAX_MASTERS]; // of the run; none: this one alone
-    uint32_t master_count, self;
-    _Atomic(struct master *) master; // NULL until it runs; read by signal handlers
-    uint32_t forks;                  // of the process that made it, see descriptor_forks
+    struct wire_address masters[WIRE_MAX_MASTERS]; // of the run
+    _Atomic(struct master *) master;               // NULL until it runs; read by signal handlers
+    uint32_t forks;                                // of the process that made it, see descriptor_forks
 };
 
 enum {

@@ -19,8 +19,10 @@
 
 enum { STREAM_LEAST = 1 << 20 }; // bytes of a copy that goes past the caches
 
-_Static_assert(sizeof((struct pccl_log_line){0}.text) == LOG_TEXT_BYTES, "a line fits");
-_Static_assert(sizeof((struct pccl_log_line){0}.component) == LOG_COMPONENT_BYTES, "a component fits");
+// A line is handed over as it is.
+_Static_assert(sizeof(struct pccl_log_line) == sizeof(struct log_line), "the same fields in the same order");
+_Static_assert(offsetof(struct pccl_log_line, component) == offsetof(struct log_line, component), "likewise");
+_Static_assert(offsetof(struct pccl_log_line, text) == offsetof(struct log_line, text), "likewise");
 
 const char *pccl_ext_detail(void) { return detail_get(); }
 
@@ -223,12 +225,12 @@ pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
     REQUIRE_COMM(comm);
     if (limit_ms > API_RECOVERY_MOST_MS)
         return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
-    return SET(comm, recovery_limit_ms, limit_ms, "the limit is set");
+    return SET(comm, member.recovery_limit_ms, limit_ms, "the limit is set");
 }
 
 pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only) {
     REQUIRE_COMM(comm);
-    return SET(comm, join_only, join_only, "whether a peer may begin a run is set");
+    return SET(comm, member.join_only, join_only, "whether a peer may begin a run is set");
 }
 
 pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t most, uint32_t wait_ms) {
@@ -239,7 +241,7 @@ pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t
     if (wait_ms == UINT32_MAX) wait_ms = limits.wait_ms;
     RETURN_IF_FAILED(api_check_limits(least, most));
     limits = (struct wire_limits){(uint16_t)least, (uint16_t)most, wait_ms};
-    return SET(comm, limits, limits, "the numbers of members are set");
+    return SET(comm, member.limits, limits, "the numbers of members are set");
 }
 
 pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *shared_state, const bool *read_only,
@@ -261,7 +263,7 @@ pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {
                            "the name of a peer must have 1 to %d bytes of printable UTF-8, and no space at an end",
                            WIRE_MAX_NAME);
     memcpy(clean.chars, name, length);
-    return SET(comm, name, clean, "the name of a peer is set");
+    return SET(comm, member.name, clean, "the name of a peer is set");
 }
 
 pcclResult_t pccl_ext_comm_set_interface(pcclComm_t *comm, const char *interfaces) {
@@ -471,20 +473,10 @@ int pccl_ext_log_begin(void) { return log_capture_begin(); }
 
 void pccl_ext_log_end(void) { log_capture_end(); }
 
-bool pccl_ext_log_take(struct pccl_log_line *out) {
-    struct log_line line;
-    if (!log_capture_take(&line)) return false;
-    *out = (struct pccl_log_line){.time_ns = line.time_ns, .level = line.level, .dropped = line.dropped};
-    memcpy(out->component, line.component, sizeof out->component);
-    memcpy(out->text, line.text, sizeof out->text);
-    return true;
-}
+bool pccl_ext_log_take(struct pccl_log_line *out) { return log_capture_take((struct log_line *)(void *)out); }
 
 void pccl_ext_log_write(const struct pccl_log_line *line) {
-    struct log_line out = {.time_ns = line->time_ns, .level = line->level};
-    memcpy(out.component, line->component, sizeof out.component);
-    memcpy(out.text, line->text, sizeof out.text);
-    log_write_captured(&out);
+    log_write_captured((const struct log_line *)(const void *)line);
 }
 
 void pccl_ext_log_prefer(int level) { log_prefer((enum log_level)level); }

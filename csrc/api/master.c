@@ -21,8 +21,9 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterI
     if (master == NULL) return detail_fail(pcclInternalError, "the system refused memory for a master");
     pthread_mutex_init(&master->lock, NULL);
     master->address = address;
-    master->heartbeat_limit_ms = environment_number("PCCL_HEARTBEAT_LIMIT_MS", API_HEARTBEAT_LEAST_MS,
-                                                    API_HEARTBEAT_MOST_MS, API_HEARTBEAT_DEFAULT_MS);
+    master->options.masters = master->masters;
+    master->options.heartbeat_limit_ms = environment_number("PCCL_HEARTBEAT_LIMIT_MS", API_HEARTBEAT_LEAST_MS,
+                                                            API_HEARTBEAT_MOST_MS, API_HEARTBEAT_DEFAULT_MS);
     master->forks = descriptor_forks();
     atomic_init(&master->master, NULL);
     *master_out = master;
@@ -66,15 +67,16 @@ pcclResult_t pccl_ext_master_configure(pcclMasterInstance_t *master, const struc
     bool has_run = atomic_load(&master->master) != NULL;
     if (!has_run) {
         struct keys *before = master->keys;
-        if (limit_ms != 0) master->heartbeat_limit_ms = limit_ms;
-        if (settings->idle_limit_ms != 0) master->idle_limit_ms = settings->idle_limit_ms;
-        master->new |= settings->new;
+        struct master_options *options = &master->options;
+        if (limit_ms != 0) options->heartbeat_limit_ms = limit_ms;
+        if (settings->idle_limit_ms != 0) options->idle_limit_ms = settings->idle_limit_ms;
+        options->new |= settings->new;
         master->insecure |= settings->insecure;
-        if (settings->events != NULL) memcpy(master->events, events, sizeof events);
+        if (settings->events != NULL) options->events = memcpy(master->events, events, sizeof events);
         if (settings->master_count > 0) {
             memcpy(master->masters, masters, settings->master_count * sizeof *masters);
-            master->master_count = (uint32_t)settings->master_count;
-            master->self = (uint32_t)settings->self;
+            options->master_count = (uint32_t)settings->master_count;
+            options->self = (uint32_t)settings->self;
         }
         if (keys != NULL) {
             master->keys = keys;
@@ -110,8 +112,8 @@ static uint32_t loopbacks_of(const struct wire_address *wildcard, struct wire_ad
 
 // Fails for the other masters of the list that may not be asked.
 static pcclResult_t check_others(const pcclMasterInstance_t *instance, const struct transport_options *options) {
-    for (uint32_t i = 0; i < instance->master_count; i++)
-        if (i != instance->self) RETURN_IF_FAILED(api_check_master(options, &instance->masters[i]));
+    for (uint32_t i = 0; i < instance->options.master_count; i++)
+        if (i != instance->options.self) RETURN_IF_FAILED(api_check_master(options, &instance->masters[i]));
     return pcclSuccess;
 }
 
@@ -194,21 +196,12 @@ static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
         return detail_fail(pcclInvalidUsage, "this master was run before; create a new one");
     RETURN_IF_FAILED(load_keys(instance));
     struct wire_address listens[MASTER_MAX_LISTENS];
-    uint32_t count;
+    struct master_options options = instance->options;
     struct transport_options transport = transport_of(instance);
-    RETURN_IF_FAILED(reach(instance, &transport, listens, &count));
-    struct master_options options = {
-        .listens = listens,
-        .listen_count = count,
-        .heartbeat_limit_ms = instance->heartbeat_limit_ms,
-        .deadlock_s = environment_number("PCCL_DEADLOCK_TIMEOUT_S", 0, API_DEADLOCK_MOST_S, API_DEADLOCK_DEFAULT_S),
-        .masters = instance->masters,
-        .master_count = instance->master_count,
-        .self = instance->self,
-        .idle_limit_ms = instance->idle_limit_ms,
-        .new = instance->new,
-        .events = instance->events[0] != 0 ? instance->events : NULL,
-        .transport = &transport};
+    options.listens = listens;
+    options.transport = &transport;
+    options.deadlock_s = environment_number("PCCL_DEADLOCK_TIMEOUT_S", 0, API_DEADLOCK_MOST_S, API_DEADLOCK_DEFAULT_S);
+    RETURN_IF_FAILED(reach(instance, &transport, listens, &options.listen_count));
     struct master *master;
     int error = master_start(&options, &master);
     if (error != 0) return run_failed(-error, &instance->address);

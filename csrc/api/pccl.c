@@ -153,18 +153,18 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                                          .lanes = lanes == 0               ? DEFAULT_LANES
                                                   : lanes < WIRE_MAX_LANES ? lanes
                                                                            : WIRE_MAX_LANES,
-                                         .spare_lanes = lanes == 0 ? spare_lanes() : 0,
-                                         .name = default_name(),
+                                         .member.spare_lanes = lanes == 0 ? spare_lanes() : 0,
+                                         .member.name = default_name(),
                                          .transport = api_transport_options()};
     inside.transport.party = TRANSPORT_PEER;
     inside.masters.count = 1;
-    inside.recovery_limit_ms =
+    inside.member.recovery_limit_ms =
         environment_number("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);
     uint32_t least = environment_number("PCCL_MIN_MEMBERS", 0, WIRE_MAX_MEMBERS, 0);
     uint32_t most = environment_number("PCCL_MAX_MEMBERS", 0, WIRE_MAX_MEMBERS, 0);
     uint32_t wait_s = environment_number("PCCL_MIN_MEMBERS_TIMEOUT_S", 0, API_SHORT_MOST_S, API_SHORT_DEFAULT_S);
     RETURN_IF_FAILED(api_check_limits(least, most));
-    inside.limits = (struct wire_limits){(uint16_t)least, (uint16_t)most, wait_s * 1000};
+    inside.member.limits = (struct wire_limits){(uint16_t)least, (uint16_t)most, wait_s * 1000};
     RETURN_IF_FAILED(api_take_address(&params->master_address, "master_address", &inside.masters.list[0]));
     add_masters_of_environment(&inside);
     RETURN_IF_FAILED(default_run(&inside.run));
@@ -308,7 +308,10 @@ pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclRe
 
 pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
                                   pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
-    return pcclAwaitAsyncReduceEx(reduce_handle, NULL, reduce_info_out);
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(reduce_handle);
+    REQUIRE_COMM(reduce_handle->comm);
+    return api_await(reduce_handle->comm, reduce_handle->tag, INT64_MAX, reduce_info_out);
 }
 
 pcclResult_t pcclStreamWaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle, void *PCCL_NULLABLE stream) {

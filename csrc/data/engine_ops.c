@@ -302,13 +302,11 @@ static bool settle(struct engine *engine, struct op *op) {
 static struct peer_label label_of(const struct op *op, uint32_t place) {
     const struct neighbour *peer = algorithm_peer(op, place);
     const struct epoch_ring *ring = &op->team->epoch->ring;
-    const struct wire_member *self = &ring->members[0];
-    uint32_t rank = 0;
+    uint64_t joined = 0;
     char text[32];
     for (uint32_t i = 0; i < ring->count; i++)
-        if (wire_id_equal(&ring->members[i].id, &peer->id)) self = &ring->members[i];
-    for (uint32_t i = 0; i < ring->count; i++) rank += ring->members[i].join_number < self->join_number;
-    snprintf(text, sizeof text, "rank %u", rank);
+        if (wire_id_equal(&ring->members[i].id, &peer->id)) joined = ring->members[i].join_number;
+    snprintf(text, sizeof text, "rank %u", epoch_ring_rank(ring, joined));
     return peer_label_with(&peer->id, &peer->name, text);
 }
 

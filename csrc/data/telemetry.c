@@ -353,12 +353,6 @@ static void read_held(const struct held *held, struct link_report *out) {
     out->far = out->sums.round_trip_us >= PACE_FAR_US;
 }
 
-static uint32_t rank_of(const struct epoch_ring *ring, uint32_t member) {
-    uint32_t rank = 0;
-    for (uint32_t i = 0; i < ring->count; i++) rank += ring->members[i].join_number < ring->members[member].join_number;
-    return rank;
-}
-
 size_t telemetry_report_links(struct engine *engine, struct link_report *out, size_t capacity) {
     engine_lock(engine);
     // The program may know of an epoch that the thread is about to enter.
@@ -371,7 +365,9 @@ size_t telemetry_report_links(struct engine *engine, struct link_report *out, si
         if (count++ >= capacity) continue;
         struct link_report *report = &out[count - 1];
         struct held held = {.count = 0};
-        *report = (struct link_report){.member = ring->members[i], .rank = rank_of(ring, i), .reason = PACE_DIRECT};
+        *report = (struct link_report){.member = ring->members[i],
+                                       .rank = epoch_ring_rank(ring, ring->members[i].join_number),
+                                       .reason = PACE_DIRECT};
         engine_lock(engine);
         struct neighbour *peer = neighbour_find(engine->lanes, &ring->members[i].id);
         if (peer != NULL && !peer->dropped) hold_lanes(engine, peer, &held, report);

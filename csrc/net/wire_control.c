@@ -57,12 +57,18 @@ static void visit_op_name(struct cursor *c, struct wire_op_name *name) {
     cursor_u32(c, &name->subgroup);
 }
 
-// The length, and the bytes.
+// A text of `least` to `most` bytes, with a zero behind them in memory: the length in a byte, and the bytes. Returns the
+// length.
+static uint8_t visit_chars(struct cursor *c, char *chars, uint8_t least, uint8_t most) {
+    uint8_t length = c->writes ? (uint8_t)strnlen(chars, most) : 0;
+    if (!c->writes) memset(chars, 0, most + 1);
+    cursor_range(c, &length, least, most);
+    if (!c->bad) cursor_bytes(c, chars, length);
+    return length;
+}
+
 static void visit_name(struct cursor *c, struct wire_name *name) {
-    uint8_t length = c->writes ? (uint8_t)strnlen(name->chars, WIRE_MAX_NAME) : 0;
-    if (!c->writes) *name = (struct wire_name){{0}};
-    cursor_range(c, &length, 0, WIRE_MAX_NAME);
-    if (!c->bad) cursor_bytes(c, name->chars, length);
+    uint8_t length = visit_chars(c, name->chars, 0, WIRE_MAX_NAME);
     if (cursor_judges(c)) cursor_expect(c, peer_name_is_clean(name->chars, length));
 }
 
@@ -227,12 +233,9 @@ static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
     cursor_count(c, &m->gone_count, WIRE_MAX_MEMBERS);
     EACH(c, i, m->gone_count) {
         struct wire_gone unwanted, *gone = m->gone != NULL ? &m->gone[i] : &unwanted;
-        uint8_t length = c->writes ? (uint8_t)strnlen(gone->why, WIRE_MAX_WHY) : 0;
-        if (!c->writes) *gone = (struct wire_gone){0};
         visit_id(c, &gone->id);
         cursor_range(c, &gone->reason, WIRE_LOSS_UNKNOWN, WIRE_LOSS_ENDED);
-        cursor_range(c, &length, 0, WIRE_MAX_WHY);
-        if (!c->bad) cursor_bytes(c, gone->why, length);
+        uint8_t length = visit_chars(c, gone->why, 0, WIRE_MAX_WHY);
         if (cursor_judges(c)) cursor_expect(c, strnlen(gone->why, length) == length);
     }
 }
@@ -431,12 +434,9 @@ static void visit_diagnose(struct cursor *c, struct wire_diagnose *m) {
 }
 
 static void visit_program_number(struct cursor *c, struct wire_number *number) {
-    uint8_t length = c->writes ? (uint8_t)strnlen(number->name, WIRE_MAX_NUMBER_NAME) : 0;
+    uint8_t length = visit_chars(c, number->name, 1, WIRE_MAX_NUMBER_NAME);
     uint64_t bits = 0;
     if (c->writes) memcpy(&bits, &number->value, sizeof bits);
-    if (!c->writes) *number = (struct wire_number){.value = 0};
-    cursor_range(c, &length, 1, WIRE_MAX_NUMBER_NAME);
-    if (!c->bad) cursor_bytes(c, number->name, length);
     if (cursor_judges(c)) cursor_expect(c, wire_is_number_name(number->name, length));
     cursor_u64(c, &bits);
     if (!c->writes) memcpy(&number->value, &bits, sizeof bits);
@@ -521,17 +521,8 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
     }
 }
 
-// The length, and the bytes. Returns the length.
-static uint8_t visit_run_name(struct cursor *c, struct wire_run *run, uint8_t least) {
-    uint8_t length = c->writes ? (uint8_t)strnlen(run->chars, WIRE_MAX_RUN) : 0;
-    if (!c->writes) *run = (struct wire_run){{0}};
-    cursor_range(c, &length, least, WIRE_MAX_RUN);
-    if (!c->bad) cursor_bytes(c, run->chars, length);
-    return length;
-}
-
 static void visit_run(struct cursor *c, struct wire_run *m) {
-    uint8_t length = visit_run_name(c, m, 1);
+    uint8_t length = visit_chars(c, m->chars, 1, WIRE_MAX_RUN);
     bool every = length == 1 && m->chars[0] == WIRE_EVERY_RUN[0];
     if (cursor_judges(c)) cursor_expect(c, every || wire_is_run_name(m->chars, length));
 }
@@ -539,7 +530,7 @@ static void visit_run(struct cursor *c, struct wire_run *m) {
 static void visit_runs_are(struct cursor *c, struct wire_runs_are *m) {
     cursor_count(c, &m->count, WIRE_MAX_RUNS);
     EACH(c, i, m->count) {
-        uint8_t length = visit_run_name(c, &m->runs[i].run, 0);
+        uint8_t length = visit_chars(c, m->runs[i].run.chars, 0, WIRE_MAX_RUN);
         cursor_u32(c, &m->runs[i].peers);
         if (cursor_judges(c)) cursor_expect(c, length == 0 || wire_is_run_name(m->runs[i].run.chars, length));
     }

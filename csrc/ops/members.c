@@ -25,6 +25,12 @@ bool epoch_ring_has(const struct epoch_ring *ring, const struct wire_id *id) {
     return false;
 }
 
+uint32_t epoch_ring_rank(const struct epoch_ring *ring, uint64_t join_number) {
+    uint32_t rank = 0;
+    for (uint32_t i = 0; i < ring->count; i++) rank += ring->members[i].join_number < join_number;
+    return rank;
+}
+
 struct epoch *epoch_new(const struct wire_epoch *told, const struct epoch_ring *ring, const struct wire_header *header,
                         bool lost) {
     struct epoch *epoch = malloc(sizeof *epoch + told->count * sizeof epoch->everyone[0]);

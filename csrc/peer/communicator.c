@@ -73,16 +73,13 @@ pcclResult_t communicator_check_no_ops(const struct communicator *c) {
 struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id) {
     struct member *core = member_new(id, c->params.group, c->params.lanes);
     if (core == NULL) return NULL;
-    member_configure(core, &(struct member_settings){.spare_lanes = c->params.spare_lanes,
-                                                     .recovery_limit_ms = c->params.recovery_limit_ms,
-                                                     .masters = c->params.masters.count,
-                                                     .join_only = c->params.join_only,
-                                                     .precopy = precopy_has_state(c->precopy),
-                                                     .relay = c->params.relay[0] != 0,
-                                                     .limits = c->params.limits,
-                                                     .name = c->params.name,
-                                                     .reach = c->params.cards.reach,
-                                                     .cards = c->params.cards.count});
+    struct member_settings settings = c->params.member;
+    settings.masters = c->params.masters.count;
+    settings.precopy = precopy_has_state(c->precopy);
+    settings.relay = c->params.relay[0] != 0;
+    settings.reach = c->params.cards.reach;
+    settings.cards = c->params.cards.count;
+    member_configure(core, &settings);
     return core;
 }
 
@@ -114,7 +111,8 @@ bool communicator_peer_name(struct communicator *c, const struct wire_id *id, st
     communicator_begin(c);
     const struct epoch *epoch = c->core != NULL && !c->renewing ? member_epoch(c->core) : NULL;
     struct wire_id self = epoch == NULL ? (struct wire_id){{0}} : *member_id(c->core);
-    const struct wire_name *name = wire_id_equal(id, &self) ? &c->params.name : communicator_lost_name(&c->lost, id);
+    const struct wire_name *name =
+        wire_id_equal(id, &self) ? &c->params.member.name : communicator_lost_name(&c->lost, id);
     for (uint32_t i = 0; epoch != NULL && i < epoch->count && name == NULL; i++)
         if (wire_id_equal(&epoch->everyone[i].id, id)) name = &epoch->everyone[i].name;
     if (name != NULL) *out = *name;
@@ -296,7 +294,7 @@ bool communicator_set_keys(struct communicator *c, struct keys *keys) {
 
 struct wire_limits communicator_limits(struct communicator *c) {
     communicator_begin(c);
-    struct wire_limits limits = c->params.limits;
+    struct wire_limits limits = c->params.member.limits;
     communicator_finish(c, pcclSuccess);
     return limits;
 }
@@ -487,8 +485,8 @@ static pcclResult_t communicator_collect_vote(struct communicator *c, uint64_t *
         return detail_fail(pcclTooFewPeers,
                            "the run has %llu of at least %u members, and has waited for %u s; start more peers, or "
                            "begin a run with a smaller min_members",
-                           (unsigned long long)c->ticket.value, c->params.limits.least,
-                           c->params.limits.wait_ms / 1000);
+                           (unsigned long long)c->ticket.value, c->params.member.limits.least,
+                           c->params.member.limits.wait_ms / 1000);
     if (c->ticket.code == pcclInvalidUsage) return detail_fail(pcclInvalidUsage, "%s", c->waits_why);
     return detail_fail(c->ticket.code, "%s ended without a new epoch, and the membership is unchanged; call it again",
                        name);

@@ -17,8 +17,7 @@
 #include "net/transport.h"
 #include "ops/call.h"
 #include "pccl.h"
-#include "peer/decision.h"
-#include "peer/leaving.h"
+#include "peer/member.h"
 #include "state/sync.h"
 
 struct communicator;
@@ -31,13 +30,9 @@ struct communicator_params {
         struct wire_address list[WIRE_MAX_MASTERS]; // in the order of preference
         uint32_t count;
     } masters;
-    uint32_t recovery_limit_ms; // for how long a lost master is waited for; 0: not at all
     uint32_t group;
-    uint32_t lanes;       // 1..WIRE_MAX_LANES
-    uint32_t spare_lanes; // more of them, to far neighbours, for as long as they can be had
-    bool join_only;       // refused where no run goes on
-    struct wire_limits limits;
-    struct wire_name name;
+    uint32_t lanes;                       // 1..WIRE_MAX_LANES
+    struct member_settings member;        // what follows from the rest is set when it connects
     struct cards cards;                   // `relays` is set when it connects
     uint8_t relays;                       // enum wire_relays
     char relay[COMMUNICATOR_RELAY_BYTES]; // host and port; "": none

@@ -13,7 +13,6 @@
 #include "base/platform.h"
 #include "data/engine.h"
 #include "peer/communicator.h"
-#include "peer/member.h"
 
 struct ticket_type;
 struct control;

@@ -22,7 +22,7 @@ static void record_from_now_on(struct communicator *c) {
     struct recorder *recorder =
         recorder_new(&(struct recorder_options){.role = RECORDER_PEER,
                                                 .path = c->params.events[0] != 0 ? c->params.events : NULL,
-                                                .name = c->params.name.chars,
+                                                .name = c->params.member.name.chars,
                                                 .run = c->run.chars});
     pthread_mutex_lock(&c->lock);
     c->recorder = recorder;
@@ -51,7 +51,7 @@ static bool renew(struct communicator *c) {
     callbacks.recorder = c->recorder;
     c->core = communicator_new_member(c, &id);
     c->engine = c->core == NULL ? NULL : engine_new(&id, &callbacks);
-    if (c->engine != NULL && c->params.spare_lanes == 0) engine_fix_lanes(c->engine);
+    if (c->engine != NULL && c->params.member.spare_lanes == 0) engine_fix_lanes(c->engine);
     return c->engine != NULL && control_start(c->control);
 }
 

@@ -206,7 +206,7 @@ static void seek_master(struct control *t, bool anew, int64_t now) {
     if (lost_now) note_text(t->c->recorder, RECORDER_MASTER_LOST, member_lost_why(core));
     if (lost_now)
         LOG(LOG_ERR, "master lost: %s; seeks a master for up to %u s, and calls wait", member_lost_why(core),
-            t->c->params.recovery_limit_ms / 1000);
+            t->c->params.member.recovery_limit_ms / 1000);
     master_link_seek(t->c->master, anew, now);
 }
 
@@ -229,11 +229,8 @@ static void note_epoch(struct control *t, const struct member_action *action) {
         const struct wire_member *member = &known->ring.members[i];
         const struct wire_gone *gone = member_action_gone(action, &member->id);
         uint8_t reason = gone == NULL ? WIRE_LOSS_UNKNOWN : gone->reason;
-        uint32_t before = 0;
         if (epoch_ring_has(&epoch->ring, &member->id)) continue;
-        for (uint32_t k = 0; k < known->ring.count; k++)
-            before += known->ring.members[k].join_number < member->join_number;
-        snprintf(rank, sizeof rank, "rank %u", before);
+        snprintf(rank, sizeof rank, "rank %u", epoch_ring_rank(&known->ring, member->join_number));
         pthread_mutex_lock(&t->c->lock);
         communicator_lost_note(&t->c->lost, member, gone, epoch->group_epoch);
         pthread_mutex_unlock(&t->c->lock);

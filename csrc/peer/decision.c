@@ -40,10 +40,9 @@ struct member_view member_view_of(const struct wire_epoch *epoch, const struct e
     struct member_view view = {.number = epoch->number,
                                .group_epoch = epoch->group_epoch,
                                .global_world = epoch->count,
-                               .group_world = ring->count};
+                               .group_world = ring->count,
+                               .rank = epoch_ring_rank(ring, ring->members[ring->rank].join_number)};
     uint32_t size = 0;
-    for (uint32_t i = 0; i < ring->count; i++)
-        view.rank += ring->members[i].join_number < ring->members[ring->rank].join_number;
     for (uint32_t i = 0; i < epoch->count; i++) {
         bool first = i == 0 || epoch->members[i].group != epoch->members[i - 1].group;
         size = first ? 1 : size + 1;
