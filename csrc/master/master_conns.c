@@ -129,21 +129,17 @@ static enum strangers_shown shown(const struct conn *conn) {
 
 void master_conn_drop_stranger(struct master *master) {
     struct strangers strangers = {0};
-    struct conn *first = NULL;
-    uint64_t highest = 0;
+    struct strangers_first first = {0};
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         const struct conn *conn = &master->conns[i];
         if (conn->state == CONN_ANONYMOUS) strangers_count(&strangers, shown(conn), strangers_slot(&conn->source));
     }
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         struct conn *conn = &master->conns[i];
-        if (conn->state != CONN_ANONYMOUS) continue;
-        uint64_t rank = strangers_rank(&strangers, shown(conn), strangers_slot(&conn->source));
-        if (first != NULL && (rank < highest || (rank == highest && conn->deadline_ns >= first->deadline_ns))) continue;
-        first = conn;
-        highest = rank;
+        if (conn->state == CONN_ANONYMOUS)
+            strangers_compare(&first, &strangers, shown(conn), strangers_slot(&conn->source), conn->deadline_ns, conn);
     }
-    if (first != NULL) master_conn_close(master, first);
+    if (first.who != NULL) master_conn_close(master, first.who);
 }
 
 struct conn *master_conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms) {

@@ -120,21 +120,17 @@ static enum strangers_shown shown(const struct end *end) {
     return strangers_shown(false, end->received > 0 || end->state == END_CERTIFIES);
 }
 
-// The connection without a hello that goes first; of equals the oldest.
+// The connection without a hello that goes first.
 static struct end *surplus(const struct relay_server *s) {
     struct strangers strangers = {0};
-    struct end *found = NULL;
-    uint64_t highest = 0;
+    struct strangers_first first = {0};
     for (size_t i = 0; i < s->count; i++)
         if (s->ends[i]->state < END_WAITS) strangers_count(&strangers, shown(s->ends[i]), s->ends[i]->slot);
     for (size_t i = 0; i < s->count; i++) {
         struct end *end = s->ends[i];
-        uint64_t rank = end->state < END_WAITS ? strangers_rank(&strangers, shown(end), end->slot) : 0;
-        if (rank <= highest) continue;
-        highest = rank;
-        found = end;
+        if (end->state < END_WAITS) strangers_compare(&first, &strangers, shown(end), end->slot, end->until_ns, end);
     }
-    return found;
+    return first.who;
 }
 
 static bool greet(struct end *end) {

@@ -27,46 +27,35 @@ enum {
 
 // ---- the sockets of a master ----
 
-// The first byte of the path is 0: abstract.
-static socklen_t master_name(struct sockaddr_un *out, const struct wire_address *master) {
+// A socket that listens or has connected there, or -errno. The first byte of the path is 0: abstract.
+static int master_socket(const struct wire_address *master, bool listens) {
     char address[64];
     socket_address_format(address, sizeof address, master);
-    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
-    int length = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "pccl-master-%s", address);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
-}
-
-int rendezvous_listen_master(const struct wire_address *master) {
-    struct sockaddr_un name;
-    socklen_t length = master_name(&name, master);
-    int fd = descriptor_socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
-    if (fd < 0 || (bind(fd, (struct sockaddr *)&name, length) == 0 && listen(fd, MASTER_BACKLOG) == 0)) return fd;
-    int error = errno;
-    descriptor_close(fd);
-    return -error;
-}
-
-static int dial_master(const struct wire_address *master) {
-    struct sockaddr_un name;
-    socklen_t length = master_name(&name, master);
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    int bytes = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "pccl-master-%s", address);
+    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)bytes);
     int fd = descriptor_socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
     if (fd < 0) return fd;
-    int error = connect(fd, (struct sockaddr *)&name, length) != 0 ? errno : socket_is_of_user(fd) ? 0 : EACCES;
+    int result = (listens ? bind : connect)(fd, (struct sockaddr *)&name, length);
+    if (result == 0 && listens) result = listen(fd, MASTER_BACKLOG);
+    int error = result != 0 ? errno : listens || socket_is_of_user(fd) ? 0 : EACCES;
     if (error == 0) return fd;
     descriptor_close(fd);
     return -error;
 }
+
+int rendezvous_listen_master(const struct wire_address *master) { return master_socket(master, true); }
 
 int rendezvous_dial_master(const struct wire_address *master) {
     struct wire_address at = *master;
     bool any = socket_address_is_any(master);
     if (any) at.bytes[at.family == 6 ? 15 : 3] = 1; // the kernel takes loopback
     if (any && at.family == 4) at.bytes[0] = 127;
-    int fd = dial_master(&at);
+    int fd = master_socket(&at, false);
     if (fd >= 0 || !socket_address_is_within_host(&at)) return fd;
     // The master may listen at a wildcard; that of IPv6 takes IPv4, too.
     memset(at.bytes, 0, sizeof at.bytes);
-    for (; fd < 0 && at.family <= 6; at.family = (uint8_t)(at.family + 2)) fd = dial_master(&at);
+    for (; fd < 0 && at.family <= 6; at.family = (uint8_t)(at.family + 2)) fd = master_socket(&at, false);
     return fd;
 }
 

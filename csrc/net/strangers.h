@@ -44,4 +44,18 @@ static inline uint64_t strangers_rank(const struct strangers *strangers, enum st
     return (uint64_t)crowd << 40 | (uint64_t)(STRANGERS_KINDS - shown) << 32 | strangers->counts[shown][slot];
 }
 
+// The one that is dropped first, of those that were compared. All 0 at first.
+struct strangers_first {
+    void *who;
+    uint64_t rank;
+    int64_t since_ns;
+};
+
+static inline void strangers_compare(struct strangers_first *first, const struct strangers *strangers,
+                                     enum strangers_shown shown, uint8_t slot, int64_t since_ns, void *who) {
+    uint64_t rank = strangers_rank(strangers, shown, slot);
+    bool before = first->who == NULL || rank > first->rank || (rank == first->rank && since_ns < first->since_ns);
+    if (before) *first = (struct strangers_first){who, rank, since_ns};
+}
+
 #endif

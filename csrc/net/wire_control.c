@@ -57,8 +57,7 @@ static void visit_op_name(struct cursor *c, struct wire_op_name *name) {
     cursor_u32(c, &name->subgroup);
 }
 
-// A text of `least` to `most` bytes, with a zero behind them in memory: the length in a byte, and the bytes. Returns the
-// length.
+// A text of `least` to `most` bytes, with a zero behind them in memory: its length, which it returns, and the bytes.
 static uint8_t visit_chars(struct cursor *c, char *chars, uint8_t least, uint8_t most) {
     uint8_t length = c->writes ? (uint8_t)strnlen(chars, most) : 0;
     if (!c->writes) memset(chars, 0, most + 1);

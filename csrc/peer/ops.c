@@ -210,14 +210,11 @@ pcclResult_t ops_await(struct communicator *c, uint64_t tag, int64_t deadline, s
 
 // ---- many at once ----
 
-enum { NOBODY = -1 };
-
 enum retry_state { RETRY_WAITING, RETRY_LIVE, RETRY_ENDED };
 
 struct retry_op {
     struct call_args args;
     enum retry_state state;
-    ptrdiff_t before; // the op of the same tag that comes first, or NOBODY
 };
 
 struct ops_retry {
@@ -245,9 +242,11 @@ static void end_op(struct ops_retry *r, size_t index) {
     r->ended++;
 }
 
+// An op waits for that of the same tag before it.
 static bool launchable(const struct ops_retry *r, size_t index) {
-    const struct retry_op *op = &r->ops[index];
-    return op->state == RETRY_WAITING && (op->before == NOBODY || r->ops[op->before].state == RETRY_ENDED);
+    bool waits = r->ops[index].state == RETRY_WAITING;
+    for (size_t i = 0; i < r->live && waits; i++) waits = r->ops[r->queue[i]].args.tag != r->ops[index].args.tag;
+    return waits;
 }
 
 // False: nothing more can be launched now.
@@ -275,25 +274,6 @@ static void refill(struct ops_retry *r) {
         if (launchable(r, i) && !launch(r, i)) return;
 }
 
-static int compare_tags(const void *a, const void *b) {
-    const struct retry_op *x = *(const struct retry_op *const *)a, *y = *(const struct retry_op *const *)b;
-    if (x->args.tag != y->args.tag) return x->args.tag < y->args.tag ? -1 : 1;
-    return x < y ? -1 : 1;
-}
-
-static bool order_equal_tags(struct ops_retry *r) {
-    struct retry_op **sorted = calloc(r->count, sizeof(struct retry_op *));
-    if (sorted == NULL) return false;
-    for (size_t i = 0; i < r->count; i++) sorted[i] = &r->ops[i];
-    qsort(sorted, r->count, sizeof(struct retry_op *), compare_tags);
-    for (size_t i = 0; i < r->count; i++) {
-        bool same = i > 0 && sorted[i - 1]->args.tag == sorted[i]->args.tag;
-        sorted[i]->before = same ? sorted[i - 1] - r->ops : NOBODY;
-    }
-    free(sorted);
-    return true;
-}
-
 static void change_holds(struct communicator *c, int by) {
     pthread_mutex_lock(&c->lock);
     c->holds += (uint32_t)by;
@@ -317,7 +297,7 @@ pcclResult_t ops_retry_new(struct communicator *communicator, const struct call_
         r->ops[i].args.retry = r->ops[i].args.tell = true;
     }
     r->queue = calloc(max_in_flight, sizeof *r->queue);
-    if (r->queue == NULL || !order_equal_tags(r)) goto refused;
+    if (r->queue == NULL) goto refused;
     change_holds(communicator, 1);
     refill(r);
     if (r->live == 0 && r->hopeless) {
@@ -329,8 +309,7 @@ pcclResult_t ops_retry_new(struct communicator *communicator, const struct call_
     *out = r;
     return pcclSuccess;
 refused:
-    if (r != NULL) free(r->queue);
-    free(r);
+    ops_retry_free(r);
     return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
 }
 

@@ -36,10 +36,6 @@ static bool is_strange(const struct connection *c, enum connection_state state) 
     return c != NULL && c->state == state && !transport_is_relayed(c->stream);
 }
 
-static bool is_older(const struct connection *c, const struct connection *other) {
-    return c->since < other->since || (c->since == other->since && (int32_t)(c->serial - other->serial) < 0);
-}
-
 static enum strangers_shown shown(const struct connection *c) {
     return strangers_shown(transport_has_proved(c->stream), c->asked);
 }
@@ -47,22 +43,16 @@ static enum strangers_shown shown(const struct connection *c) {
 // Returns the connection in this state that is dropped first; NULL if there are fewer than `most` in all.
 static struct connection *find_surplus(const struct wireup *w, enum connection_state state, uint32_t most) {
     struct strangers strangers = {0};
-    struct connection *first = NULL;
-    uint64_t highest = 0;
+    struct strangers_first first = {0};
     for (uint32_t i = 0; i < w->slot_count; i++) {
         const struct connection *c = w->slots[i];
         if (is_strange(c, state)) strangers_count(&strangers, shown(c), c->from);
     }
-    if (strangers.all < most) return NULL;
-    for (uint32_t i = 0; i < w->slot_count; i++) {
+    for (uint32_t i = 0; i < w->slot_count && strangers.all >= most; i++) {
         struct connection *c = w->slots[i];
-        if (!is_strange(c, state)) continue;
-        uint64_t rank = strangers_rank(&strangers, shown(c), c->from);
-        if (first != NULL && (rank < highest || (rank == highest && !is_older(c, first)))) continue;
-        first = c;
-        highest = rank;
+        if (is_strange(c, state)) strangers_compare(&first, &strangers, shown(c), c->from, c->since, c);
     }
-    return first;
+    return first.who;
 }
 
 // Drops a connection of a state when there are `most` of them.
