@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import threading
 import time
@@ -97,3 +98,26 @@ def test_one_address_is_not_watched(run):
     with MasterProcess() as master, Communicator(master.address + run) as comm:
         comm.connect(timeout=PATIENCE)
         assert not watchers()
+
+
+def test_a_fork_leaves_the_watcher_to_the_parent(monkeypatch):
+    """The child has no such thread, and what it drops disturbs nothing."""
+    monkeypatch.setattr(_standby, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(_standby, "PAUSE_SECONDS", 0.01)
+    first, second = (f"127.0.0.1:{port}" for port in free_ports(2))
+    with MasterProcess(first, masters=f"{first},{second}"), Communicator(f"{first},{second}") as comm:
+        comm.connect(timeout=PATIENCE)
+        until(lambda: comm._missing, {"standby"})
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    comm._standby.join()  # as the garbage collector may
+                    status = len(watchers())
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(watchers()) == 1
+        assert comm.alive
+    assert not watchers()
