@@ -116,7 +116,13 @@ class EdgeReport:
     reason: str  # why so many do
 
 
-JOINING = ("copies the state", "waits to be admitted", "makes its links", "receives the state in its first sync")
+JOINING = (
+    "copies the state",
+    "waits to be admitted",
+    "makes its links",
+    "receives the state in its first sync",
+    "waits as a spare",
+)
 """What a peer does on its way into the run."""
 
 
@@ -128,8 +134,8 @@ class JoinerReport:
     group: int
     address: str
     does: str  # one of JOINING
-    done_bytes: int = 0  # of the state, that it has compared or copied beside the members' steps
-    total_bytes: int = 0  # of the state; 0: it has told nothing of that
+    done_bytes: int = 0  # of the state, that it has compared or copied beside the members' steps, and holds
+    total_bytes: int = 0  # of the state; 0: the members have none yet, or it does not copy it beforehand
     progress_seconds: float = 0.0  # in which it has done `done_bytes`
     wait_seconds: float = 0.0  # since it came; of a first sync, since it called it
     name: str = ""  # what logs call it; empty: it has none
@@ -137,13 +143,20 @@ class JoinerReport:
     @property
     def eta_seconds(self) -> float | None:
         """When the copy ends at the rate so far, from its last report; None: that is not known."""
-        if self.done_bytes == 0:
+        if self.done_bytes == 0 or self.progress_seconds == 0:
             return None
         return self.progress_seconds * (self.total_bytes - self.done_bytes) / self.done_bytes
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The protection that it lacks, as `MemberReport.missing`: its copy is over, and it holds less than half of the state."""
+        if self.does == JOINING[0] or 2 * self.done_bytes >= self.total_bytes:
+            return ()
+        return ("spare" if self.does == JOINING[4] else "precopy",)
+
     def __str__(self) -> str:
         text = f"{self.name or self.uuid.hex[:8]} {self.does}"
-        if self.total_bytes:
+        if self.total_bytes and self.does != JOINING[3]:
             text += f": {self.done_bytes / 1e6:.0f} of {self.total_bytes / 1e6:.0f} MB"
         return text if self.eta_seconds is None else f"{text}, about {self.eta_seconds:.0f} s left"
 

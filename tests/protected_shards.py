@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -17,9 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from pccl import _holder
-from pccl._errors import ProtectionError
+from pccl._errors import Left, ProtectionError
 from pccl.distributed import Elastic, PeerLostError, Snapshots
 from pccl.distributed._dtensors import box_of, local_part
+from pccl.distributed._sharded import Sharded
 from pccl.state._snapshots import keeper
 
 preload(__name__)
@@ -131,6 +133,10 @@ class Member(elastic_shards.Member):
         self._listens = listens
         self._tree = tree
         self.heard: list[tuple[str, int]] = []
+        self.logged: list[str] = []
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: self.logged.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("pccl").addHandler(handler)
 
     def _make(self) -> None:
         self.model = made_model()
@@ -191,7 +197,7 @@ class Member(elastic_shards.Member):
 
     def fail(self, place: str, times: int) -> None:
         """So many calls fail."""
-        owner: Any = {"_connect": _holder.Holder, "available_bytes": _holder, "write_image": keeper}[place]
+        owner: Any = {"_connect": _holder.Holder, "put": _holder.Holder, "available_bytes": _holder, "write_image": keeper}[place]
         function = getattr(owner, place)
         left = iter(range(times))
 
@@ -200,7 +206,7 @@ class Member(elastic_shards.Member):
                 return function(*arguments, **named)
             if place == "available_bytes":
                 return 0
-            raise {"_connect": _holder.HolderError, "write_image": MemoryError}[place](f"{place} fails")
+            raise (MemoryError if place == "write_image" else _holder.HolderError)(f"{place} fails")
 
         setattr(owner, place, call)
 
@@ -212,6 +218,23 @@ class Member(elastic_shards.Member):
         group: Any = dist.GroupMember.WORLD
         comm = group.communicator
         return next(one.report for one in comm.diagnose().members if one.uuid == comm.uuid)
+
+    def lines(self) -> list[str]:
+        """What its log has said of members that leave."""
+        return [one for one in self.logged if "leaves before" in one or "have left before" in one or "holder has not got" in one]
+
+    def train_and_leave(self, until: int) -> tuple[int, list[str]]:
+        """Announces that it leaves at once; gives the step at which it does, and what its log has said."""
+        self.run.leave()
+        try:
+            self.try_to_train(until)
+        except Left:
+            return self.run.step, self.lines()
+        raise AssertionError("it has not left")
+
+    def die_before_it_may_go(self) -> None:
+        """It kills itself when it is to tell whether those who leave may go."""
+        Sharded._may_go = lambda *_, **__: elastic_shards.die()  # type: ignore[assignment, method-assign]
 
     def heard_of(self) -> list[tuple[str, int]]:
         return self.heard

@@ -562,8 +562,8 @@ typedef struct pcclDiagnosisJoiner_t {
     char name[64];
     uint32_t group;
     char address[64];
-    int joining;               // 0: it copies the state; 1: waits to be admitted; 2: makes its links; 3: first sync
-    uint64_t done, total;      // bytes of the state that it has compared or copied; 0 and 0: it has told nothing
+    int joining; // 0: it copies the state; 1: waits to be admitted; 2: makes its links; 3: first sync; 4: spare
+    uint64_t done, total;      // bytes that it has of the state; 0 and 0: there is none yet, or it does not copy it
     double progress_s, wait_s; // in which it has done so; since it came, or of 3 since it called sync_shared_state
 } pcclDiagnosisJoiner_t;
 

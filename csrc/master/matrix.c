@@ -316,10 +316,12 @@ static void tell_numbers(const struct matrix_row *row, uint16_t place, struct wi
 }
 
 // False: the peer is not on its way into the run.
-static bool find_joining(const struct peer_record *peer, uint8_t *joining) {
+static bool find_joining(const struct membership *table, const struct peer_record *peer, uint8_t *joining) {
+    bool is_full = table->limits.most > 0 && table->count >= table->limits.most;
     *joining = peer->accepted ? WIRE_JOINING_RECEIVES
                : peer->copies ? WIRE_JOINING_COPIES
                : peer->listed ? WIRE_JOINING_LINKS
+               : is_full      ? WIRE_JOINING_SPARE
                               : WIRE_JOINING_WAITS;
     bool receives = peer->vote == WIRE_VOTE_SYNC && peer->part == ROLE_RECEIVER && peer->state.kind == WIRE_STATE_NONE;
     return peer->used && !peer->gone && (!peer->accepted || receives);
@@ -329,13 +331,13 @@ static void tell_joiners(const struct membership *table, int64_t now_ns, struct 
     for (uint32_t i = 0; i < table->slots && answer->joiner_count < WIRE_MAX_JOINERS; i++) {
         const struct peer_record *peer = &table->peers[i];
         struct wire_matrix_joiner *joiner = &answer->joiners[answer->joiner_count];
-        if (!find_joining(peer, &joiner->joining)) continue;
+        if (!find_joining(table, peer, &joiner->joining)) continue;
         joiner->id = peer->member.id;
         joiner->group = peer->member.group;
         joiner->name = peer->member.name;
         joiner->address = peer->member.address;
         joiner->wait_us = bounded(since_us(peer->waits_since, now_ns));
-        if (joiner->joining == WIRE_JOINING_COPIES) joiner->progress = peer->progress;
+        if (peer->copies || membership_has_state(table, peer->member.group)) joiner->progress = peer->progress;
         answer->joiner_count++;
     }
 }

@@ -37,6 +37,12 @@ struct peer_record *membership_by_id(struct membership *table, const struct wire
     return NULL;
 }
 
+bool membership_has_state(const struct membership *table, uint32_t group) {
+    for (uint32_t i = 0; i < table->count; i++)
+        if (table->order[i]->member.group == group && table->order[i]->state.kind != WIRE_STATE_NONE) return true;
+    return false;
+}
+
 struct peer_record *membership_in_group(struct membership *table, const struct peer_group *group,
                                         const struct wire_id *id) {
     struct peer_record *peer = membership_by_id(table, id);

@@ -46,7 +46,7 @@ struct peer_record {
     uint8_t masters;               // in its list
     bool join_only;                // must not begin a run
     bool copies;                   // newcomer: it copies the state, and is not to be admitted yet
-    struct wire_progress progress; // then: how far it says that it is
+    struct wire_progress progress; // of that copy, as it has told
     uint8_t vote;                  // wire_vote_kind of the open vote, or 0
     bool leaving;                  // it has announced that it leaves, within `leaves_ns` if that is known (INT64_MAX)
     bool leaves_at_update;         // the next update vote that passes takes it out
@@ -159,6 +159,8 @@ struct peer_record *membership_by_id(struct membership *table, const struct wire
 static inline struct peer_record *membership_by_conn(struct membership *table, uint32_t conn) {
     return conn < ACTIONS_MAX_CONNS && table->by_conn[conn] != 0 ? &table->peers[table->by_conn[conn] - 1] : NULL;
 }
+// Whether a sync of a member of this group has succeeded.
+bool membership_has_state(const struct membership *table, uint32_t group);
 struct peer_record *membership_in_group(struct membership *table, const struct peer_group *group,
                                         const struct wire_id *id);
 static inline uint32_t membership_slot(const struct membership *table, const struct peer_record *peer) {

@@ -222,6 +222,10 @@ void run_precopy(struct run *run, struct peer_record *peer, const struct wire_pr
     peer->progress = precopy->progress;
     if (precopy->copies == WIRE_COPY_ADVANCES) return;
     peer->copies = false;
+    if (precopy->copies == WIRE_COPY_OVER && 2 * precopy->progress.done < precopy->progress.total &&
+        membership_has_state(table, peer->member.group))
+        actions_log(&table->actions, LOG_WARN, "%s holds little of the state: members will wait for its first sync",
+                    membership_label_at(peer).chars);
     if (precopy->copies == WIRE_COPY_OVER || peer->accepted) return;
     // Newcomers that come one after another begin with different members.
     uint32_t first = table->count == 0 ? 0 : (uint32_t)(peer->member.join_number % table->count);

@@ -514,7 +514,7 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
         cursor_u32(c, &m->joiners[i].group);
         visit_name(c, &m->joiners[i].name);
         visit_address(c, &m->joiners[i].address);
-        cursor_range(c, &m->joiners[i].joining, WIRE_JOINING_COPIES, WIRE_JOINING_RECEIVES);
+        cursor_range(c, &m->joiners[i].joining, WIRE_JOINING_COPIES, WIRE_JOINING_SPARE);
         wire_visit_number(c, &m->joiners[i].wait_us);
         wire_visit_progress(c, &m->joiners[i].progress);
     }

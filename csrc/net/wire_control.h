@@ -402,14 +402,14 @@ struct wire_telemetry {
 #define WIRE_COUNT UINT64_C(1000)
 
 enum wire_copies {
-    WIRE_COPY_OVER,     // it is up to date, or no donor is left
+    WIRE_COPY_OVER,     // it is up to date, cannot catch up, or no donor is left
     WIRE_COPY_BEGINS,   // admit me later, and tell me whom to copy from
-    WIRE_COPY_ADVANCES, // about once a second
+    WIRE_COPY_ADVANCES, // about once a second; after WIRE_COPY_OVER, it holds more or less than it told
 };
 
 struct wire_precopy {
     uint8_t copies;                // wire_copies
-    struct wire_progress progress; // all 0 unless it advances
+    struct wire_progress progress; // all 0 where it begins; when it is over, what it holds
 };
 
 enum wire_state_kind {
@@ -435,10 +435,11 @@ struct wire_matrix_member {
 };
 
 enum wire_joining {
-    WIRE_JOINING_COPIES,  // the state, beside the members' steps
-    WIRE_JOINING_WAITS,   // for the members to admit it
-    WIRE_JOINING_LINKS,   // it makes its links to the members
-    WIRE_JOINING_RECEIVES // it is a member, and its first sync brings it the state
+    WIRE_JOINING_COPIES,   // the state, beside the members' steps
+    WIRE_JOINING_WAITS,    // for the members to admit it
+    WIRE_JOINING_LINKS,    // it makes its links to the members
+    WIRE_JOINING_RECEIVES, // it is a member, and its first sync brings it the state
+    WIRE_JOINING_SPARE     // it waits for a member to go
 };
 
 // A peer on its way into the run.
@@ -449,7 +450,7 @@ struct wire_matrix_joiner {
     struct wire_address address;   // where other members reach it
     uint8_t joining;               // wire_joining
     uint64_t wait_us;              // since it came; of a receiver, since it voted for the sync
-    struct wire_progress progress; // as it has told while it copies; else 0
+    struct wire_progress progress; // of the copy; 0 where its group has no state yet, or it makes none
 };
 
 struct wire_matrix_edge {

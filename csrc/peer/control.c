@@ -405,7 +405,7 @@ static void take_news(struct control *t, int64_t now) {
     struct wire_progress progress;
     enum precopy_news news = control_precopy_news(&t->precopy, t->c, t->wireup, &progress, now);
     if (news == PRECOPY_QUIET) return;
-    member_copied(event_begin(t), news == PRECOPY_ADVANCED ? &progress : NULL, &t->actions);
+    member_copied(event_begin(t), news == PRECOPY_UP_TO_DATE, &progress, &t->actions);
     event_end(t, now);
 }
 

@@ -1,11 +1,7 @@
-#include "base/log.h"
 #include "peer/control_private.h"
 
 static void try_donor(struct control_precopy *p, struct communicator *c, struct wireup *wireup, int64_t now) {
     p->copied = p->tried == p->donors.count;
-    if (p->copied && p->donors.count > 0)
-        LOG(LOG_WARN,
-            "no member gives its state now: the first sync copies what is missing, and the members wait for it");
     if (p->copied || wireup == NULL) return;
     const struct wire_donor *donor = &p->donors.donors[p->tried++];
     wireup_dial(wireup, WIRE_LINK_PRECOPY, &donor->id, 0, &donor->reach, now + member_link_limit_ns(c->core));

@@ -23,8 +23,8 @@ void control_precopy_begin(struct control_precopy *p, struct communicator *c, st
 // that was dialled. If that cannot be (NULL: the dial failed), the next donor is dialled.
 void control_precopy_take(struct control_precopy *p, struct communicator *c, struct wireup *wireup,
                           struct transport *stream, int64_t now_ns);
-// Returns what the master is to be told, once: PRECOPY_ADVANCED, with `progress`; PRECOPY_UP_TO_DATE, also if no donor
-// is left; or PRECOPY_QUIET. If a donor is lost, the next one is dialled.
+// Returns what the master is to be told, once: PRECOPY_ADVANCED; PRECOPY_UP_TO_DATE, also if no donor is left; both
+// with `progress`; or PRECOPY_QUIET. If a donor is lost, the next one is dialled.
 enum precopy_news control_precopy_news(struct control_precopy *p, struct communicator *c, struct wireup *wireup,
                                        struct wire_progress *progress, int64_t now_ns);
 

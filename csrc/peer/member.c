@@ -221,10 +221,9 @@ static void take_welcome(struct member *m, const struct wire_header *header, int
         wire_encode_precopy(&out->frames, member_header(m), &(struct wire_precopy){.copies = WIRE_COPY_BEGINS});
 }
 
-void member_copied(struct member *m, const struct wire_progress *progress, struct member_output *out) {
+void member_copied(struct member *m, bool over, const struct wire_progress *progress, struct member_output *out) {
     if (m->phase != MEMBER_REGISTERED || member_is_seeking(m)) return;
-    struct wire_precopy told = {.copies = WIRE_COPY_OVER};
-    if (progress != NULL) told = (struct wire_precopy){.copies = WIRE_COPY_ADVANCES, .progress = *progress};
+    struct wire_precopy told = {.copies = over ? WIRE_COPY_OVER : WIRE_COPY_ADVANCES, .progress = *progress};
     wire_encode_precopy(&out->frames, member_header(m), &told);
 }
 

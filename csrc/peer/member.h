@@ -72,9 +72,9 @@ void member_round_trip(struct member *member, int64_t round_trip_ns);
 // The next time at which member_tick has something to do; INT64_MAX = never.
 int64_t member_deadline(const struct member *member);
 
-// The copy of the state has come so far. `progress` NULL: it is up to date, or nobody gives one any more, so the
-// newcomer may be admitted.
-void member_copied(struct member *member, const struct wire_progress *progress, struct member_output *out);
+// The copy of the state has come so far. `over`: it is up to date, cannot catch up, or nobody gives one any more, so
+// the newcomer may be admitted.
+void member_copied(struct member *member, bool over, const struct wire_progress *progress, struct member_output *out);
 
 // An incoming link or measurement. ACCEPT of a data link must be followed by member_link_up.
 enum member_judgement member_judge_hello(const struct member *member, const struct wire_link_hello *hello);

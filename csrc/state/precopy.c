@@ -47,7 +47,7 @@ struct precopy {
     pthread_cond_t resting;
     int wake;
     enum precopy_news news;
-    struct wire_progress progress; // of PRECOPY_ADVANCED
+    struct wire_progress progress; // what the newcomer holds of the state
 
     // Held while a donor's thread reads a leaf, and to replace the content. A receiver reads and writes it alone.
     pthread_mutex_t reading;
@@ -264,15 +264,19 @@ static bool take_hashes(struct passes *s, uint64_t first, uint32_t count, uint64
            receive_all(&s->line, out, count * sizeof *out, PRECOPY_STALL_MS);
 }
 
+static uint64_t bytes_told(const struct content *content) {
+    return content->layout.bytes < WIRE_MOST_SEEN ? content->layout.bytes : WIRE_MOST_SEEN;
+}
+
 // Tells that the leaves below this one are compared or copied, unless it did so a moment ago. A newcomer that was up to
-// date once has nothing more to tell.
+// date once tells only what it holds after a pass.
 static void advance(struct passes *s, uint64_t leaf) {
     struct precopy *p = s->line.precopy;
     const struct delta_layout *layout = &s->content->layout;
     int64_t now = platform_now_ns();
     if (s->up_to_date || (s->told_ns != 0 && now < s->told_ns + PRECOPY_TELL_MS * MS_NS)) return;
     s->told_ns = now;
-    uint64_t total = layout->bytes < WIRE_MOST_SEEN ? layout->bytes : WIRE_MOST_SEEN;
+    uint64_t total = bytes_told(s->content);
     double part = layout->leaf_count == 0 ? 0 : (double)leaf / (double)layout->leaf_count;
     pthread_mutex_lock(&p->lock);
     p->progress = (struct wire_progress){
@@ -347,9 +351,26 @@ static bool pass(struct passes *s) {
     return true;
 }
 
-static void tell(struct precopy *p, enum precopy_news news) {
+// Tells after a pass how much the newcomer holds: all but what this pass and the one before, which fetched `before`
+// bytes, both found to differ. So a state that changes faster than it is copied is not held.
+static void tell_held(struct passes *s, uint64_t before) {
+    struct precopy *p = s->line.precopy;
+    uint64_t total = bytes_told(s->content), differs = s->fetched < before ? s->fetched : before;
+    struct wire_progress held = {.done = differs < total ? total - differs : 0, .total = total};
     pthread_mutex_lock(&p->lock);
-    p->news = news;
+    if (!s->up_to_date)
+        p->news = PRECOPY_UP_TO_DATE;
+    else if (p->news == PRECOPY_QUIET && held.done != p->progress.done)
+        p->news = PRECOPY_ADVANCED;
+    p->progress = held;
+    pthread_mutex_unlock(&p->lock);
+    wake_signal(p->wake);
+}
+
+static void tell_lost(struct precopy *p) {
+    pthread_mutex_lock(&p->lock);
+    p->news = PRECOPY_LOST;
+    p->progress.done = p->progress.span_us = 0;
     pthread_mutex_unlock(&p->lock);
     wake_signal(p->wake);
 }
@@ -407,8 +428,8 @@ static void copy(struct precopy *p, struct passes *s) {
         LOG(LOG_INFO, "pre-copy: fetched %llu of %llu bytes in %.0f ms", (unsigned long long)s->fetched,
             (unsigned long long)s->content->layout.bytes, (double)(platform_now_ns() - s->began_ns) / (double)MS_NS);
         bool enough = s->fetched == 0 || s->fetched > before / 2;
+        if (enough || s->up_to_date) tell_held(s, before);
         before = s->fetched;
-        if (enough && !s->up_to_date) tell(p, PRECOPY_UP_TO_DATE);
         s->up_to_date |= enough;
         if (s->up_to_date) goes_on = await_next(s, platform_now_ns() - s->began_ns);
     }
@@ -432,7 +453,7 @@ static void *receive(void *context) {
     p->from = NULL;
     pthread_mutex_unlock(&p->lock);
     transport_free(stream);
-    tell(p, PRECOPY_LOST);
+    tell_lost(p);
     return NULL;
 }
 
@@ -513,6 +534,7 @@ void precopy_set_state(struct precopy *p, struct content *content, enum precopy_
     pthread_mutex_lock(&p->lock);
     p->gives = gives == PRECOPY_GIVES_AT_ONCE && content != NULL;
     p->never_gives = gives == PRECOPY_GIVES_NEVER;
+    p->progress = (struct wire_progress){.total = content == NULL ? 0 : bytes_told(content)};
     pthread_mutex_unlock(&p->lock);
 }
 

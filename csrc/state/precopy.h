@@ -36,9 +36,9 @@ struct precopy;
 
 enum precopy_news {
     PRECOPY_QUIET,
-    PRECOPY_ADVANCED,   // before that, about once a second
+    PRECOPY_ADVANCED,   // before that, about once a second; later, it holds more or less after a pass
     PRECOPY_LOST,       // the donor is gone, or gives nothing: try another one
-    PRECOPY_UP_TO_DATE, // for the first time over this stream
+    PRECOPY_UP_TO_DATE, // for the first time over this stream, or it cannot catch up: see the progress
 };
 
 enum precopy_gives {
@@ -66,7 +66,7 @@ void precopy_give(struct precopy *precopy, struct transport *stream);
 // Copies the state from the donor at the other end of the stream, which it takes in any case. `wake` is signalled when
 // there is news (base/platform). False: there is no state, one of its entries cannot be written, or the system refuses.
 bool precopy_receive(struct precopy *precopy, struct transport *stream, int wake);
-// The newest news that was not taken yet, and how far the newcomer is if it has advanced.
+// The newest news that was not taken yet, and how much of the state the newcomer holds.
 enum precopy_news precopy_take_news(struct precopy *precopy, struct wire_progress *progress);
 // Ends the receiving, if any: when it returns, no tensor is written any more. Blocks for a moment.
 void precopy_end_receiving(struct precopy *precopy);

@@ -309,6 +309,8 @@ class _Report:
                 yield Text(f"{who} had other content of the shared state, repaired at revision {member.state_revision}", "yellow")
         for joiner in self._diagnosis.joiners:
             yield Text(f"joins: {joiner}")
+            for one in joiner.missing:
+                yield Text(f"missing protection at {joiner.name or short(joiner.uuid)}: {one}", "bold red")
         for finding in self._diagnosis.findings:
             yield Text(f"{finding.kind.name.lower().replace('_', ' ')}: {finding.text}", "bold red")
         if not self._diagnosis.findings:

@@ -426,8 +426,8 @@ class Sharded:
             self.snapshot()
             assert self.keeper is not None
             complete = self.keeper.settle()  # until then the next loss would find the snapshot before, of other members
-        if leaving:
-            self._may_go(talk, complete=complete or self._snapshots is None)
+        if leaving and not self._may_go(talk, complete=complete or self._snapshots is None) and self.keeper is not None:
+            self._note_early(comm, has_part=self._may_go(talk, complete=True))
         return True
 
     def _may_go(self, talk: Talk, *, complete: bool) -> bool:
@@ -437,18 +437,32 @@ class Sharded:
         except PeerLostError:
             return False  # members hear of it in their next sync
 
+    def _note_early(self, comm: Communicator, *, has_part: bool) -> None:
+        """Members have left before the others had a complete snapshot; `has_part`: the holders of their hosts have theirs."""
+        assert self.keeper is not None
+        text = "members have left before the others had a whole snapshot, and "
+        if has_part:
+            _log.warning("%s", text + "their parts stay with the holders of their hosts until there is one")
+        else:
+            _log.error("%s", text + "no holder has their parts; a loss before there is one may cost the state")
+        self.keeper.missing["drain"] = True
+        comm._note_protections(drain=True)
+
     def _leave(self, talk: Talk) -> None:
         """Waits until the others can do without this process, and leaves."""
         not_needed = self._may_go(talk, complete=True)
         if self.keeper is not None and not_needed:
             self.keeper.close()
         elif self.keeper is not None:
-            _log.warning("%s", "leaves before the others have a whole snapshot without it: its part stays with the holder")
+            _log.warning("%s", "leaves before the others have a whole snapshot without it")
+            stored = self._snapshots is not None and self._snapshots.holder
             try:
                 for snapshot in self.keeper.snapshots:
                     self.keeper.store(snapshot)
             except HolderError as error:
-                _log.error("%s", f"the holder has not got it: {error}; a loss now may cost the state")
+                _log.error("%s", f"the holder has not got its part: {error}; a loss now may cost the state")
+                stored = False
+            self._may_go(talk, complete=stored)
             self.keeper.abandon()
         self._end(talk.abandon)
 

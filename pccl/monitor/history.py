@@ -119,7 +119,7 @@ class Recorder:
             events.append({"at": at, "kind": "epoch", "epoch": told.epoch, "members": count})
         self._members = members
         events += self._compare_findings(at, told.findings)
-        events += self._compare_protections(at)
+        events += self._compare_protections(at, told)
         events += self._compare_states(at)
         if at - self._sample_at >= max(0.5, self._bytes(told, count) / BYTES_PER_SECOND) and members:
             events += self._sample(at, told)
@@ -141,8 +141,11 @@ class Recorder:
         self._findings = now
         return over + new
 
-    def _compare_protections(self, at: float) -> list[Event]:
-        before, self._missing = self._missing, {(name, one) for name, member in self._members.items() for one in member.missing}
+    def _compare_protections(self, at: float, told: Diagnosis) -> list[Event]:
+        peers: list[MemberReport | JoinerReport] = [*told.members, *told.joiners]
+        before, self._missing = self._missing, {(short(peer.uuid), one) for peer in peers for one in peer.missing}
+        reports: dict[str, dict[str, float]] = {short(one.uuid): {} for one in told.joiners}
+        reports |= {short(one.uuid): one.report for one in told.members}
         return [
             {
                 "at": at,
@@ -150,10 +153,10 @@ class Recorder:
                 "member": name,
                 "protection": one,
                 "missing": (name, one) in self._missing,
-                "steps": finite(self._members[name].report).get(AT_RISK),
+                "steps": finite(reports[name]).get(AT_RISK),
             }
             for name, one in sorted(before ^ self._missing)
-            if name in self._members
+            if name in reports
         ]
 
     def _compare_states(self, at: float) -> list[Event]:

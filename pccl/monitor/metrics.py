@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 import pccl
 from pccl._names import short
-from pccl._reports import AT_RISK, Diagnosis
+from pccl._reports import AT_RISK, Diagnosis, JoinerReport, MemberReport
 from pccl.monitor.history import MEMBER_VALUES, Event, member_values
 
 MEMBER_METRICS = {
@@ -107,8 +107,10 @@ class Metrics(Collector):
         for member in told.members:
             if AT_RISK in member.report:
                 at_risk.add_metric(labels[short(member.uuid)], member.report[AT_RISK])
-            for protection in member.missing:
-                missing.add_metric([*labels[short(member.uuid)], protection], 1.0)
+        peers: list[MemberReport | JoinerReport] = [*told.members, *told.joiners]
+        for peer in peers:
+            for protection in peer.missing:
+                missing.add_metric([short(peer.uuid), peer.name, protection], 1.0)
         yield from (at_risk, missing)
         sent = _gauge(
             "pccl_member_sent_bytes_per_second", "Acknowledged by other members; not by shared memory.", ["member", "name"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from peers import PATIENCE, Background, PeerProcess, address_of, processes
+from peers import PATIENCE, Background, PeerProcess, address_of, form, processes, together, until
 from performers import Performer
 from precopiers import CHANGED_PART, Precopier
 
@@ -94,6 +96,66 @@ def test_a_spare_has_the_state_before_it_is_needed(monkeypatch, tmp_path):
         finally:
             for member in members:
                 member.kill()
+
+
+@contextlib.contextmanager
+def two_and_one_that_waits(gives: bool, most: int, synced: bool = True) -> Iterator[tuple[list[np.ndarray], Communicator]]:
+    """Two members, which give their state if `gives`, and a newcomer that copies it. Their arrays, and the first member."""
+    arrays = [np.full(1 << 20, 1 + at, np.float32) for at in range(3)]
+    states = [pccl.SharedState([pccl.TensorInfo.from_numpy(one, "large")]) for one in arrays]
+    with MasterNode("127.0.0.1:0") as master, contextlib.ExitStack() as stack:
+        comms = [stack.enter_context(Communicator(address_of(master), max_members=most)) for _ in range(3)]
+        for comm, state in zip(comms[:2], states, strict=False):
+            joined = Background(lambda c=comm, s=state: c.connect(state=s if gives else None))
+            if comm is comms[1]:
+                form(comms[0], 2)
+            joined.result()
+        if synced:
+            together(*(lambda c=c, s=s: c.sync_shared_state(s) for c, s in zip(comms[:2], states, strict=False)))
+        joining = Background(lambda: comms[2].connect(state=states[2]))
+        try:
+            yield arrays, comms[0]
+        finally:
+            comms[2].close()
+            joining.error()
+
+
+def joins(comm: Communicator, does: str) -> tuple[str, ...] | None:
+    """What the newcomer lacks that does this; None: it does something else."""
+    return next((one.missing for one in comm.diagnose().joiners if one.does == does), None)
+
+
+@pytest.mark.parametrize(("most", "does", "name"), [(2, "waits as a spare", "spare"), (0, "waits to be admitted", "precopy")])
+def test_a_newcomer_that_gets_no_state_beforehand_is_told(most, does, name, caplog):
+    with two_and_one_that_waits(gives=False, most=most) as (_, comm):
+        until(lambda: joins(comm, does) == (name,))
+        until(lambda: len([one for one in caplog.messages if "holds little of the state" in one]) == 1)
+
+
+def test_who_waits_while_there_is_no_state_lacks_none(caplog):
+    with two_and_one_that_waits(gives=True, most=2, synced=False) as (_, comm):
+        until(lambda: joins(comm, "waits as a spare") is not None)
+        assert joins(comm, "waits as a spare") == ()
+        assert "holds little" not in caplog.text
+
+
+def test_a_spare_of_a_state_that_changes_faster_than_it_is_copied_is_told_until_it_has_it():
+    ends = threading.Event()
+    with two_and_one_that_waits(gives=True, most=2) as (arrays, comm):
+
+        def train() -> None:
+            while not ends.is_set():
+                arrays[0][...] += 1
+                arrays[1][...] += 1
+
+        training = Background(train)
+        try:
+            until(lambda: joins(comm, "waits as a spare") == ("spare",))
+        finally:
+            ends.set()
+            training.result()
+        until(lambda: joins(comm, "waits as a spare") == ())
+        assert any(np.array_equal(arrays[2], one) for one in arrays[:2])
 
 
 def test_the_timeout_of_a_spare_says_what_it_waits_for():

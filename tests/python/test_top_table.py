@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -18,7 +19,7 @@ from reports import edge, member
 from rich.console import Console
 
 import pccl
-from pccl import ConnectError, Diagnosis, Result, _keys
+from pccl import ConnectError, Diagnosis, JoinerReport, Result, _keys
 from pccl._names import short
 from pccl.cli import main, top
 
@@ -186,6 +187,14 @@ def test_a_run_that_no_master_serves_is_named_with_those_that_they_serve(monkeyp
 def written(folder: Path) -> Path:
     _keys.write_files(folder / "run", _keys.new_keys())
     return folder / "run"
+
+
+def test_a_spare_without_the_state_has_a_line():
+    spare = JoinerReport(uuid=UUID(int=9), group=0, address="", does="waits as a spare", name="host-9", total_bytes=4_000_000)
+    text = table(120, replace(RUN, joiners=(spare,)))
+    assert "joins: host-9 waits as a spare: 0 of 4 MB\n" in text.replace(" \n", "\n")
+    assert "missing protection at host-9: spare\n" in text.replace(" \n", "\n")
+    assert "missing" not in table(120, replace(RUN, joiners=(replace(spare, done_bytes=3_000_000),)))
 
 
 def test_missing_protections_and_the_cost_of_a_loss_have_lines():

@@ -181,7 +181,7 @@ function told(event) {
     acted: `${event.action === "drain" ? "drained" : "expelled"} by hand: ${who}`, joined: `${who} joined`, left: `${who} was lost, or left`,
     epoch: event.epoch ? `epoch ${event.epoch}: ${counted(event.members)}` : "the master serves no run",
     failover: `a master has taken the run up (generation ${event.generation})`, master: event.answers ? "the master answers" : event.text,
-    protection: `${who}: ${event.protection} ${event.missing ? `missing, a loss now costs ${event.steps ?? "?"} steps` : "there again"}`,
+    protection: `${who}: ${event.protection} ${event.missing ? `missing${event.steps == null ? "" : `, a loss now costs ${event.steps} steps`}` : "there again"}`,
     state_mismatch: mismatch(event),
     finding: event.text, over: `no longer: ${event.finding?.replaceAll("_", " ")} ${who}${event.other ? ` to ${label(event.other)}` : ""}`,
   }[event.kind] ?? event.kind;

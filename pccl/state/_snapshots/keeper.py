@@ -130,7 +130,7 @@ class Keeper:
         """The snapshot under way, or one that has ended and that `settle` has not reported."""
         self._warned: set[str] = set()
         self.missing: dict[str, bool] = {}
-        """Whether the last snapshot has failed, and whether the holder lacks it."""
+        """Whether the last snapshot has failed, whether the holder lacks it, and whether a member has left before it."""
         self._failures = 0
         """Snapshots in a row that have failed, or whose pieces the holder has not got."""
         self.trouble: Exception | None = None
@@ -179,7 +179,9 @@ class Keeper:
     def _count(self, job: Job) -> None:
         if job.failure is not None:
             self._warn(f"no snapshot of step {job.step} was taken, the one before it stays: {job.failure}")
-        self.missing = {"snapshots": job.failure is not None, "holder": job.unkept is not None}
+        self.missing |= {"snapshots": job.failure is not None, "holder": job.unkept is not None}
+        if job.failure is None:
+            self.missing["drain"] = False  # nothing is needed of a member that has left
         found = job.failure or job.unkept
         self._failures = 0 if found is None else self._failures + 1
         lasts = isinstance(found, (RefusedError, TakenError)) and not self._told

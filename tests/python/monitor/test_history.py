@@ -321,6 +321,28 @@ def test_joiners_are_in_the_samples_with_the_time_that_is_left():
     assert str(joiner(1_000_000_000, 5.0)) == "host-9 copies the state: 1000 of 4000 MB, about 15 s left"
 
 
+def test_a_newcomer_without_the_state_is_an_event_a_metric_and_one_again_when_it_has_it():
+    recorder, metrics = Recorder(), Metrics()
+
+    def observed(second: float, *found: JoinerReport) -> list[dict[str, Any]]:
+        now = replace(told(member(1)), joiners=found)
+        events = [one for one in recorder.observe(second, now) if one["kind"] == "protection"]
+        metrics.observe(now, events)
+        return events
+
+    lacking = replace(joiner(1_900_000_000, 0.0), does="waits as a spare")
+    assert observed(1.0, joiner(0, 0.0)) == []  # it copies still
+    told_of = {"kind": "protection", "member": "00000009", "protection": "spare", "steps": None}
+    assert observed(2.0, lacking) == [{"at": 2.0, "missing": True, **told_of}]
+    assert observed(3.0, lacking) == []
+    assert 'protection_missing{member="00000009",name="host-9",protection="spare"} 1.0' in metrics.text().decode()
+    assert observed(4.0, replace(lacking, done_bytes=2_000_000_000)) == [{"at": 4.0, "missing": False, **told_of}]
+    admitted = replace(lacking, does="receives the state in its first sync")
+    assert [one["protection"] for one in observed(5.0, admitted)] == ["precopy"]
+    assert observed(6.0) == []  # who is gone is no news of a protection
+    assert observed(7.0, replace(lacking, done_bytes=0, total_bytes=0)) == []  # there is no state yet, or it copies none
+
+
 def test_a_protection_that_is_missing_is_an_event_a_metric_and_one_again_when_it_is_there():
     recorder, metrics = Recorder(), Metrics()
     recorder.observe(1.0, told(member(1), member(2)))

@@ -265,8 +265,21 @@ static void test_joiners(void) {
     for (uint32_t i = 0; i < answer.joiner_count; i++) {
         CHECK_EQ(joiners[i].id.bytes[0], who[i]);
         CHECK_EQ(joiners[i].joining, want[i]);
-        CHECK_EQ(joiners[i].progress.done, who[i] == 'c' ? 3 : 0); // what it told before it waits is old
+        CHECK_EQ(joiners[i].progress.done, who[i] == 'c' || who[i] == 'd' ? 3 : 0);
     }
+    check_case("a spare waits for a member to go");
+    table.limits.most = 3;
+    ask();
+    CHECK_EQ(joiners[2].joining, WIRE_JOINING_WAITS);
+    table.limits.most = 2;
+    ask();
+    CHECK_EQ(joiners[2].joining, WIRE_JOINING_SPARE);
+    CHECK_EQ(joiners[3].joining, WIRE_JOINING_LINKS);
+    table.limits.most = 0;
+    check_case("where no member has a state, nobody lacks it");
+    peer('b')->state.kind = WIRE_STATE_NONE;
+    ask();
+    for (uint32_t i = 0; i < 5; i++) CHECK_EQ(joiners[i].progress.done, joiners[i].id.bytes[0] == 'c' ? 3 : 0);
     peer('f')->gone = false;
     peer('a')->vote = peer('b')->vote = 0;
     matrix_fini(&matrix);

@@ -556,7 +556,7 @@ static void write_matrix(struct wire_buffer *out, uint32_t size) {
     for (uint32_t i = 0; i < message.joiner_count; i++) {
         matrix_joiners[i] = (struct wire_matrix_joiner){.group = i,
                                                         .address = random_address(),
-                                                        .joining = (uint8_t)(i % (WIRE_JOINING_RECEIVES + 1)),
+                                                        .joining = (uint8_t)(i % (WIRE_JOINING_SPARE + 1)),
                                                         .wait_us = random_number(),
                                                         .progress = random_progress()};
         random_id(&matrix_joiners[i].id);

@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -82,9 +84,10 @@ static void streams(struct transport *out[2]) {
     }
 }
 
+static struct wire_progress progress; // of the last news
+
 static enum precopy_news next_news(struct side *side) {
     for (;;) {
-        struct wire_progress progress;
         enum precopy_news news = precopy_take_news(side->precopy, &progress);
         CHECK(progress.done <= progress.total && progress.total <= BYTES + SMALL);
         if (news != PRECOPY_QUIET && news != PRECOPY_ADVANCED) return news;
@@ -124,8 +127,8 @@ static void test_copy(void) {
     start(&newcomer, &donor);
     CHECK_EQ(next_news(&newcomer), PRECOPY_UP_TO_DATE);
     check_same(&newcomer, &donor);
-    CHECK(is_torn(&newcomer));     // no candidate before its first sync
-    struct wire_progress progress; // the newest stays
+    CHECK(is_torn(&newcomer)); // no candidate before its first sync
+    // The newest stays.
     CHECK_EQ(precopy_take_news(newcomer.precopy, &progress), PRECOPY_QUIET);
     CHECK_EQ(progress.total, BYTES + SMALL);
     check_case("later passes bring what has changed since");
@@ -157,6 +160,55 @@ static void test_follows(void) {
         while (!are_equal(newcomer.large, donor.large, BYTES) || !are_equal(newcomer.small, donor.small, SMALL))
             poll(NULL, 0, 1);
     }
+    close_side(&newcomer);
+    close_side(&donor);
+}
+
+static atomic_bool changes;
+
+__attribute__((no_sanitize("thread"))) static void *change_all(void *side) {
+    struct side *donor = side;
+    for (uint8_t value = 0; atomic_load(&changes); value++) {
+        for (size_t at = 0; at < BYTES; at += HASH_LEAF_BYTES) donor->large[at] = value;
+        poll(NULL, 0, 1);
+    }
+    return NULL;
+}
+
+// What a newcomer holds is told, so that nobody counts on a copy that is always old.
+static void test_held(void) {
+    struct side donor, newcomer;
+    pthread_t thread;
+    check_case("a state that changes faster than it is copied");
+    open_side(&donor, 3, "large");
+    open_side(&newcomer, 5, "large");
+    CHECK_EQ(precopy_take_news(newcomer.precopy, &progress), PRECOPY_QUIET);
+    CHECK_EQ(progress.done, 0);
+    CHECK_EQ(progress.total, BYTES + SMALL);
+    synced(&donor);
+    atomic_store(&changes, true);
+    REQUIRE(pthread_create(&thread, NULL, change_all, &donor) == 0);
+    start(&newcomer, &donor);
+    CHECK_EQ(next_news(&newcomer), PRECOPY_UP_TO_DATE);
+    CHECK(progress.done < progress.total / 10);
+    check_case("it comes to rest");
+    atomic_store(&changes, false);
+    REQUIRE(pthread_join(thread, NULL) == 0);
+    enum precopy_news news = PRECOPY_QUIET;
+    AWAIT(progress.done == progress.total, (poll(NULL, 0, 5), news = precopy_take_news(newcomer.precopy, &progress)));
+    CHECK_EQ(news, PRECOPY_ADVANCED);
+    check_same(&newcomer, &donor);
+    check_case("what has changed once is held after the next pass");
+    memset(donor.small, 7, SMALL);
+    AWAIT(are_equal(newcomer.small, donor.small, SMALL), poll(NULL, 0, 5));
+    CHECK_EQ(precopy_take_news(newcomer.precopy, &progress), PRECOPY_QUIET);
+    check_case("without a donor it is held no more");
+    precopy_set_state(donor.precopy, NULL, PRECOPY_GIVES_NEVER);
+    precopy_free(donor.precopy);
+    donor.precopy = precopy_new();
+    CHECK_EQ(next_news(&newcomer), PRECOPY_LOST);
+    CHECK_EQ(progress.done, 0);
+    CHECK_EQ(progress.total, BYTES + SMALL);
     close_side(&newcomer);
     close_side(&donor);
 }
@@ -265,6 +317,7 @@ int main(void) {
     REQUIRE(context != NULL);
     test_copy();
     test_follows();
+    test_held();
     test_refusals();
     test_hostile();
     test_ends();
