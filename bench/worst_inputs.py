@@ -11,7 +11,6 @@ import http.client
 import importlib
 import os
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ import harness
 from harness import KIB, MIB, Row
 
 sys.path.append(str(harness.ROOT / "tests"))
-from frame_numbers import TYPES, hello_body
+from frame_numbers import HEADER, TYPES, hello_body
 from worst_trees import TREES, make_tree, message
 
 from pccl import _keys
@@ -129,9 +128,6 @@ def native(kind: str, place: Place, size: int) -> Fire:
         return int(answer.readline())
 
     return fire
-
-
-HEADER = struct.Struct("<I2sHQQQ")
 
 
 def frame(kind: str, body: bytes = b"", names: tuple[int, int, int] = (0, 0, 0)) -> bytes:

@@ -271,16 +271,16 @@ class _Server:
             end.close()
 
     def _answer(self, end: socket.socket, request: dict[str, Any], fd: int | None) -> None:
-        do, key = request.get("do"), str(request.get("key"))
+        do, key, info = request.get("do"), str(request.get("key")), request.get("info") or {}
         if do == "put" and fd is None:
             _send(end, {"error": "no descriptor came with it; a process may have no more of them"})
-        elif do == "put" and fd is not None:
+        elif do == "put" and fd is not None and isinstance(info, dict):
             self._drop(key)
-            self._kept[key] = fd, dict(request.get("info") or {})
+            self._kept[key] = fd, info
             _send(end, {})
         elif fd is not None:
             os.close(fd)
-            _send(end, {"error": f"{do!r} takes no descriptor"})
+            _send(end, {"error": f"{do!r} takes no descriptor, or `info` is no dict"})
         elif do == "drop":
             self._drop(key)
             _send(end, {})

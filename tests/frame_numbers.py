@@ -1,6 +1,7 @@
-"""The wire version and the numbers of frame types, as csrc/net/wire.h has them."""
+"""Frames: the wire version, the header, and the numbers of types, as csrc/net/wire.h has them."""
 
 import re
+import socket
 import struct
 from pathlib import Path
 
@@ -26,6 +27,20 @@ def _version() -> int:
 
 VERSION = _version()
 TYPES = _types()
+
+
+HEADER = struct.Struct("<I2sHQQQ")
+"""Length of the body, "PC", type, and three names."""
+
+
+def read(stream: socket.socket, size: int) -> bytes:
+    """Reads exactly `size` bytes."""
+    content = b""
+    while len(content) < size:
+        more = stream.recv(size - len(content))
+        assert more, "the other end closed the connection"
+        content += more
+    return content
 
 
 def hello_body(own: bytes, port: int = 1, version: int = VERSION) -> bytes:

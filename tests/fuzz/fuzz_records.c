@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "fuzz.h"
+#include "unit/key_files.h"
 
 #ifdef PCCL_HAVE_TLS
 
@@ -36,28 +37,10 @@ static void note_secret(const SSL *ssl, const char *line) {
     }
 }
 
-static struct keys *make_keys(bool master) {
-    char path[] = "/tmp/fuzz_records_XXXXXX", reason[KEYS_REASON_BYTES], hex[2 * SHA256_BYTES + 1];
-    uint8_t secret[KEYS_SECRET_BYTES] = {1}, hash[SHA256_BYTES], public_key[ED25519_KEY];
-    FILE *file = fdopen(mkstemp(path), "w");
-    MUST(file != NULL && ed25519_hash("pccl secret 1", secret, hash) && keys_public_of(secret, public_key));
-    for (size_t i = 0; i < SHA256_BYTES; i++) snprintf(hex + 2 * i, 3, "%02x", hash[i]);
-    fprintf(file, "pccl-keys 1 %s\nsecret %.*s 01%062d\n", master ? "master" : "peer", KEYS_SECRET_ID, hex, 0);
-    if (master) fprintf(file, "master-key 01%062d\n", 0);
-    fprintf(file, "master-public ");
-    for (size_t i = 0; i < sizeof public_key; i++) fprintf(file, "%02x", public_key[i]);
-    fprintf(file, "\n");
-    fclose(file);
-    struct keys *keys = keys_load(path, reason);
-    unlink(path);
-    MUST(keys != NULL);
-    return keys;
-}
-
 static void make_contexts(void) {
     if (contexts[0] != NULL) return;
     for (int i = 0; i < 2; i++) {
-        struct keys *keys = make_keys(i == 1);
+        struct keys *keys = key_files_load(i == 1, 1, 1, 0);
         struct transport_options options = {.keys = keys, .party = i == 1 ? TRANSPORT_MASTER : TRANSPORT_PEER};
         contexts[i] = tls_context_new(&options);
         keys_release(keys);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "fuzz.h"
+#include "unit/key_files.h"
 
 #ifdef PCCL_HAVE_TLS
 
@@ -16,30 +17,11 @@ enum { WAIT_MS = 10000 };
 
 static struct relay_server *servers[2]; // without keys, and with
 
-static struct keys *make_keys(void) {
-    char path[] = "/tmp/fuzz_relay_XXXXXX", reason[KEYS_REASON_BYTES];
-    uint8_t secret[KEYS_SECRET_BYTES] = {1}, hash[SHA256_BYTES], public_key[ED25519_KEY];
-    FILE *file = fdopen(mkstemp(path), "w");
-    MUST(file != NULL && ed25519_hash("pccl secret 1", secret, hash) && keys_public_of(secret, public_key));
-    fprintf(file, "pccl-keys 1 peer\nsecret ");
-    for (size_t i = 0; i < KEYS_SECRET_ID / 2; i++) fprintf(file, "%02x", hash[i]);
-    fprintf(file, " ");
-    for (size_t i = 0; i < sizeof secret; i++) fprintf(file, "%02x", secret[i]);
-    fprintf(file, "\nmaster-public ");
-    for (size_t i = 0; i < sizeof public_key; i++) fprintf(file, "%02x", public_key[i]);
-    fprintf(file, "\n");
-    fclose(file);
-    struct keys *keys = keys_load(path, reason);
-    unlink(path);
-    MUST(keys != NULL);
-    return keys;
-}
-
 static struct keys *keys;
 
 static void make_servers(void) {
     if (keys != NULL) return;
-    keys = make_keys();
+    keys = key_files_load(false, 1, 1, 0);
     for (int i = 0; i < 2; i++) {
         servers[i] = relay_server_new(&(struct relay_server_options){.keys = i == 0 ? NULL : keys, .links = 8});
         MUST(servers[i] != NULL);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "fuzz.h"
+#include "unit/key_files.h"
 
 #ifdef PCCL_HAVE_TLS
 
@@ -26,33 +27,10 @@ struct end {
     size_t sent, received;
 };
 
-static void write_hex(FILE *file, const char *name, const uint8_t *bytes, size_t length) {
-    fprintf(file, "%s ", name);
-    for (size_t i = 0; i < length; i++) fprintf(file, "%02x", bytes[i]);
-}
-
-static struct keys *make_keys(bool master) {
-    char path[] = "/tmp/fuzz_tls_XXXXXX", reason[KEYS_REASON_BYTES];
-    uint8_t secret[KEYS_SECRET_BYTES] = {1}, hash[SHA256_BYTES], public_key[ED25519_KEY];
-    FILE *file = fdopen(mkstemp(path), "w");
-    MUST(file != NULL && ed25519_hash("pccl secret 1", secret, hash) && keys_public_of(secret, public_key));
-    fprintf(file, "pccl-keys 1 %s\n", master ? "master" : "peer");
-    write_hex(file, "secret", hash, KEYS_SECRET_ID / 2);
-    write_hex(file, "", secret, sizeof secret);
-    if (master) write_hex(file, "\nmaster-key", secret, sizeof secret);
-    write_hex(file, "\nmaster-public", public_key, sizeof public_key);
-    fprintf(file, "\n");
-    fclose(file);
-    struct keys *keys = keys_load(path, reason);
-    unlink(path);
-    MUST(keys != NULL);
-    return keys;
-}
-
 static void make_contexts(void) {
     if (contexts[0] != NULL) return;
     for (int i = 0; i < 2; i++) {
-        struct keys *keys = make_keys(i == 1);
+        struct keys *keys = key_files_load(i == 1, 1, 1, 0);
         struct transport_options options = {.keys = keys, .party = i == 1 ? TRANSPORT_MASTER : TRANSPORT_PEER};
         contexts[i] = tls_context_new(&options);
         keys_release(keys);

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Callable, Iterator
 
 import pytest
-from frame_numbers import TYPES, hello_body
+from frame_numbers import HEADER, TYPES, hello_body, read
 from peers import Background, address_of
 
 from pccl import Communicator, MasterNode
@@ -15,7 +14,6 @@ from pccl import Communicator, MasterNode
 pytestmark = [pytest.mark.timeout(120), pytest.mark.plain("its floods speak the plain protocol, and get past no handshake")]
 
 PATIENCE = 60
-HEADER = struct.Struct("<I2sHQQQ")
 FLOOD = 1 << 20
 
 
@@ -25,15 +23,6 @@ def frame(kind: str, body: bytes = b"", names: tuple[int, int, int] = (0, 0, 0))
 
 def dial(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
-
-
-def read(stream: socket.socket, size: int) -> bytes:
-    content = b""
-    while len(content) < size:
-        more = stream.recv(size - len(content))
-        assert more, "the master closed the connection"
-        content += more
-    return content
 
 
 def frames_of_a_member(kind: str, body: bytes) -> Callable[[int], None]:

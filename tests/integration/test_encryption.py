@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from frame_numbers import TYPES, VERSION, hello_body
+from frame_numbers import HEADER, TYPES, VERSION, hello_body
 from peers import ENVIRONMENT, PATIENCE, Background, address_of, admit, form, on_all
 
 from pccl import Communicator, ConnectError, MasterNode, PCCLError, SharedState, TensorInfo, _keys
@@ -32,7 +32,6 @@ from pccl.lab.ports import free_ports
 
 LOCAL = "127.0.0.1:0"
 HELLO, RESUME, LINK_HELLO = TYPES["HELLO"], TYPES["RESUME"], TYPES["LINK_HELLO"]
-HEADER = struct.Struct("<I2sHQQQ")
 WANTS_KEYS = bytes([0x15, 3, 3, 0, 2, 2, 0x46])
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from frame_numbers import TYPES
+from frame_numbers import HEADER, TYPES
 from peers import Background, address_of, form
 
 from pccl import Communicator, ConnectError, MasterNode
@@ -17,7 +17,6 @@ from pccl import Communicator, ConnectError, MasterNode
 pytestmark = pytest.mark.plain("its proxy reads and changes frames")
 
 PATIENCE = 60
-HEADER = struct.Struct("<I2sHQQQ")
 HELLO, LINK_HELLO = TYPES["HELLO"], TYPES["LINK_HELLO"]
 PORT = HEADER.size + 2 + 16 + 4 + 4  # of HELLO, where the peer says where it listens
 MTU = 1400

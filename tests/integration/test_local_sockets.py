@@ -2,12 +2,11 @@
 
 import re
 import socket
-import struct
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from frame_numbers import TYPES, hello_body
+from frame_numbers import HEADER, TYPES, hello_body
 from peers import PATIENCE
 
 import pccl
@@ -15,7 +14,6 @@ from pccl import _keys
 from pccl._address import parse_endpoint
 from pccl._diagnosis import diagnose_run
 
-HEADER = struct.Struct("<I2sHQQQ")
 HELLO = hello_body(bytes(range(16)), 40000)
 
 

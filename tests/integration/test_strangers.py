@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
-from frame_numbers import TYPES, VERSION, hello_body
+from frame_numbers import HEADER, TYPES, VERSION, hello_body, read
 from peers import Background, address_of, form
 
 import pccl
@@ -24,17 +24,7 @@ pytestmark = pytest.mark.plain("its strangers speak the plain protocol, and get 
 PATIENCE = 60
 NAME = "name-of-a-member"
 HELLO, WELCOME, DIAGNOSE, MATRIX = (TYPES[name] for name in ("HELLO", "WELCOME", "DIAGNOSE", "MATRIX"))
-HEADER = struct.Struct("<I2sHQQQ")
 COUNTS = struct.Struct("<HIBIQIIQQII")
-
-
-def read(stream: socket.socket, size: int) -> bytes:
-    content = b""
-    while len(content) < size:
-        more = stream.recv(size - len(content))
-        assert more, "the master closed the connection"
-        content += more
-    return content
 
 
 def ask(port: int, kind: int, body: bytes) -> tuple[int, bytes, bytes]:

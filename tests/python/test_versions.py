@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
-from frame_numbers import TYPES, VERSION
+from frame_numbers import HEADER, TYPES, VERSION
 
 import pccl
 from pccl.cli import main
 
-HEADER = struct.Struct("<I2sHQQQ")
 OTHER = VERSION + 1
 
 
