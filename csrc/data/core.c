@@ -27,10 +27,7 @@ void engine_fail_of(struct engine *engine, const struct device_queue *queue) {
 
 bool engine_awaits(const struct engine *engine, const struct op_member *member) {
     engine_assert_locked(engine);
-    const struct epoch *pending = engine->pending;
-    for (uint32_t i = 0; pending != NULL && i < pending->ring.count; i++)
-        if (wire_id_equal(&pending->ring.members[i].id, &member->id)) return true;
-    return false;
+    return engine->pending != NULL && epoch_ring_has(&engine->pending->ring, &member->id);
 }
 
 struct neighbour *engine_member(struct engine *engine, const struct wire_id *id) {

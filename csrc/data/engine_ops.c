@@ -302,11 +302,9 @@ static bool settle(struct engine *engine, struct op *op) {
 static struct peer_label label_of(const struct op *op, uint32_t place) {
     const struct neighbour *peer = algorithm_peer(op, place);
     const struct epoch_ring *ring = &op->team->epoch->ring;
-    uint64_t joined = 0;
+    const struct wire_member *member = wire_member_with(ring->members, ring->count, &peer->id);
     char text[32];
-    for (uint32_t i = 0; i < ring->count; i++)
-        if (wire_id_equal(&ring->members[i].id, &peer->id)) joined = ring->members[i].join_number;
-    snprintf(text, sizeof text, "rank %u", epoch_ring_rank(ring, joined));
+    snprintf(text, sizeof text, "rank %u", epoch_ring_rank(ring, member->join_number));
     return peer_label_with(&peer->id, &peer->name, text);
 }
 

@@ -352,9 +352,8 @@ void engine_free(struct engine *engine) {
 // The addresses that a member of the newest epoch announces; NULL: it is none.
 static const struct wire_reach *reach_of(const struct engine *engine, const struct wire_id *id) {
     const struct epoch *epoch = engine->pending != NULL ? engine->pending : engine->call_table.now;
-    for (uint32_t i = 0; i < epoch->ring.count; i++)
-        if (wire_id_equal(&epoch->ring.members[i].id, id)) return &epoch->ring.members[i].reach;
-    return NULL;
+    const struct wire_member *member = wire_member_with(epoch->ring.members, epoch->ring.count, id);
+    return member == NULL ? NULL : &member->reach;
 }
 
 uint64_t engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream) {

@@ -108,6 +108,7 @@ void master_conn_start_closing(struct master *master, struct conn *conn) {
     conn->run = NULL;
     conn->deadline_ns = master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS;
     conn_in_clear(&conn->in);
+    master_conn_flush(master, conn);
     master_conn_end(master, conn);
 }
 

@@ -213,7 +213,6 @@ static void answer(struct master *master, struct conn *conn, const struct wire_h
         core_describe(run->core, master->now_ns, header, body, conn_is_trusted(conn), &conn->out.bytes);
     else
         wire_encode_matrix(&conn->out.bytes, (struct wire_header){0}, &nothing);
-    master_conn_flush(master, conn);
     master_conn_start_closing(master, conn);
 }
 
@@ -237,7 +236,6 @@ static struct master_run *enter_run(struct master *master, struct conn *conn, bo
              WIRE_MAX_RUNS - 1);
     wire_encode_text(&conn->out.bytes, (struct wire_header){0}, WIRE_REFUSED,
                      full ? "the master has its maximum number of connections; use another master" : text);
-    master_conn_flush(master, conn);
     master_conn_start_closing(master, conn);
     return NULL;
 }

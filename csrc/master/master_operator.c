@@ -50,7 +50,6 @@ void master_tell_stacks(struct master *master, const struct conn *from, const ui
         if (conn->state != CONN_ANONYMOUS || wire_id_equal(&conn->asks, &nobody)) continue;
         if (!core_find_conn(from->run->core, &conn->asks, &index) || &master->conns[index] != from) continue;
         wire_encode_bytes(&conn->out.bytes, (struct wire_header){0}, WIRE_STACKS_ARE, text, length);
-        master_conn_flush(master, conn);
         master_conn_start_closing(master, conn);
     }
 }

@@ -113,7 +113,6 @@ bool master_refuse_run(struct master *master, struct conn *conn, const struct wi
     if (header->type != WIRE_RESUME)
         wire_encode_text(&conn->out.bytes, (struct wire_header){0},
                          header->type == WIRE_HELLO ? WIRE_REFUSED : WIRE_REMOVED, why);
-    master_conn_flush(master, conn);
     master_conn_start_closing(master, conn);
     return true;
 }

@@ -300,6 +300,13 @@ static void merge(const struct wire_member *members, const uint16_t *from, uint3
     }
 }
 
+const struct wire_member *wire_member_with(const struct wire_member *members, uint32_t count,
+                                           const struct wire_id *id) {
+    for (uint32_t i = 0; i < count; i++)
+        if (wire_id_equal(&members[i].id, id)) return &members[i];
+    return NULL;
+}
+
 void wire_sort_members(const struct wire_member *members, uint32_t count, uint16_t sorted[WIRE_MAX_MEMBERS]) {
     uint16_t spare[WIRE_MAX_MEMBERS];
     for (uint32_t i = 0; i < count; i++) sorted[i] = (uint16_t)i;

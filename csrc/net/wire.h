@@ -301,6 +301,8 @@ bool wire_is_run_name(const char *chars, size_t length);
 bool wire_is_number_name(const char *chars, size_t length);
 bool wire_id_equal(const struct wire_id *a, const struct wire_id *b);
 int wire_id_compare(const struct wire_id *a, const struct wire_id *b);
+// Returns the first member with that id; NULL: there is none.
+const struct wire_member *wire_member_with(const struct wire_member *members, uint32_t count, const struct wire_id *id);
 bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b);
 bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b);
 bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_fingerprint *b);

@@ -8,21 +8,16 @@
 
 // ---- epoch ----
 bool epoch_find_ring(const struct wire_epoch *told, const struct wire_id *self, struct epoch_ring *out) {
-    const struct wire_member *members = told->members;
-    uint32_t own = 0;
-    while (own < told->count && !wire_id_equal(&members[own].id, self)) own++;
-    if (own == told->count) return false;
-    uint32_t first = own, end = own + 1;
-    while (first > 0 && members[first - 1].group == members[own].group) first--;
-    while (end < told->count && members[end].group == members[own].group) end++;
-    *out = (struct epoch_ring){.members = &members[first], .count = end - first, .rank = own - first};
+    const struct wire_member *own = wire_member_with(told->members, told->count, self), *first = own, *end = own;
+    if (own == NULL) return false;
+    while (first > told->members && first[-1].group == own->group) first--;
+    while (end < told->members + told->count && end->group == own->group) end++;
+    *out = (struct epoch_ring){.members = first, .count = (uint32_t)(end - first), .rank = (uint32_t)(own - first)};
     return true;
 }
 
 bool epoch_ring_has(const struct epoch_ring *ring, const struct wire_id *id) {
-    for (uint32_t i = 0; i < ring->count; i++)
-        if (wire_id_equal(&ring->members[i].id, id)) return true;
-    return false;
+    return wire_member_with(ring->members, ring->count, id) != NULL;
 }
 
 uint32_t epoch_ring_rank(const struct epoch_ring *ring, uint64_t join_number) {

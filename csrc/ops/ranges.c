@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
+
 enum { ROOM_FIRST = 16 };
 
 // The first range that ends at `at` or behind it.
@@ -19,15 +21,9 @@ static size_t find(const struct ranges *ranges, uint64_t at) {
 }
 
 static bool insert(struct ranges *ranges, size_t at, struct plan_range range) {
-    if (ranges->count == ranges->room) {
-        size_t room = ranges->room == 0 ? ROOM_FIRST : 2 * ranges->room;
-        struct plan_range *grown = realloc(ranges->list, room * sizeof *grown);
-        if (grown == NULL) {
-            ranges->refused = true;
-            return false;
-        }
-        ranges->list = grown;
-        ranges->room = room;
+    if (!GROW(ranges->list, ranges->room, ranges->count, ROOM_FIRST)) {
+        ranges->refused = true;
+        return false;
     }
     memmove(&ranges->list[at + 1], &ranges->list[at], (ranges->count - at) * sizeof range);
     ranges->list[at] = range;

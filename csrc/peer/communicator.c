@@ -110,11 +110,10 @@ struct wire_id communicator_id(struct communicator *c) {
 bool communicator_peer_name(struct communicator *c, const struct wire_id *id, struct wire_name *out) {
     communicator_begin(c);
     const struct epoch *epoch = c->core != NULL && !c->renewing ? member_epoch(c->core) : NULL;
-    struct wire_id self = epoch == NULL ? (struct wire_id){{0}} : *member_id(c->core);
-    const struct wire_name *name =
-        wire_id_equal(id, &self) ? &c->params.member.name : communicator_lost_name(&c->lost, id);
-    for (uint32_t i = 0; epoch != NULL && i < epoch->count && name == NULL; i++)
-        if (wire_id_equal(&epoch->everyone[i].id, id)) name = &epoch->everyone[i].name;
+    const struct wire_member *member = epoch == NULL ? NULL : wire_member_with(epoch->everyone, epoch->count, id);
+    bool own = epoch != NULL && wire_id_equal(id, member_id(c->core));
+    const struct wire_name *name = own ? &c->params.member.name : communicator_lost_name(&c->lost, id);
+    if (name == NULL && member != NULL) name = &member->name;
     if (name != NULL) *out = *name;
     communicator_finish(c, pcclSuccess);
     return name != NULL;

@@ -29,15 +29,10 @@ static struct leaving_member *find(const struct leaving *l, const struct wire_id
     return NULL;
 }
 
-static bool is_in(const struct epoch *epoch, const struct wire_id *id) {
-    for (uint32_t i = 0; i < epoch->count; i++)
-        if (wire_id_equal(&epoch->everyone[i].id, id)) return true;
-    return false;
-}
-
 void leaving_note(struct leaving *l, const struct wire_leaving *told, const struct epoch *epoch, int64_t now) {
     struct leaving_member *member = find(l, &told->id);
-    if (member == NULL && is_in(epoch, &told->id)) member = &l->others[l->count++]; // so they are never too many
+    if (member == NULL && wire_member_with(epoch->everyone, epoch->count, &told->id) != NULL)
+        member = &l->others[l->count++]; // so they are never too many
     if (member != NULL) *member = (struct leaving_member){told->id, moment(told->within_ms, now)};
 }
 
@@ -54,6 +49,6 @@ bool leaving_take(struct leaving *l, const struct wire_id *self, const uint8_t *
 void leaving_enter(struct leaving *l, const struct epoch *epoch) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < l->count; i++)
-        if (is_in(epoch, &l->others[i].id)) l->others[kept++] = l->others[i];
+        if (wire_member_with(epoch->everyone, epoch->count, &l->others[i].id) != NULL) l->others[kept++] = l->others[i];
     l->count = kept;
 }
