@@ -9,7 +9,8 @@
 **Reduces**: ReduceOp, DataType, ReduceInfo, CollectiveInfo, Contributors, ErrorFeedback, QuantizationOptions,
 QuantizationAlgorithm; descriptors: ReduceDescriptor, ReduceOpDescriptor, ReduceOperandDescriptor, DistributionHint.
 **Shared state**: SharedState, TensorInfo, SharedStateSyncInfo, SharedStateSyncStrategy, SyncProgress, DeviceType.
-**What happens**: Attribute, LossReason, Diagnosis, Finding, FindingKind, MemberReport, EdgeReport, JoinerReport, Link.
+**What happens**: Attribute, LossReason, Diagnosis, Finding, FindingKind, MemberReport, EdgeReport, JoinerReport,
+DepartureReport, Link.
 **Errors**: PCCLError (a tree, docs/troubleshooting.md) with PeerLostError, TooFewPeersError, ConnectionFailedError, ConnectError,
 JoinError, StateLostError, ProtectionError, CallAgainError, UsageError, SystemRefusedError, PCCLTimeoutError; ArgumentError;
 Result has the codes.

@@ -12,11 +12,11 @@ from uuid import UUID
 
 from pccl._address import IP, Endpoint, fill_socket_addresses, permitted, resolve
 from pccl._calls import SLICE_MS, TIMED_OUT, Deadline, NativeHandle, call
-from pccl._errors import ConnectError, PCCLError, Result
+from pccl._errors import ConnectError, LossReason, PCCLError, Result
 from pccl._findings import find
 from pccl._loader import _C, _ffi
 from pccl._names import read_struct, uuid_in
-from pccl._reports import JOINING, Diagnosis, EdgeReport, JoinerReport, MemberReport
+from pccl._reports import JOINING, DepartureReport, Diagnosis, EdgeReport, JoinerReport, MemberReport
 
 
 def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | None = None, insecure: bool = False) -> Diagnosis:
@@ -32,10 +32,10 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | N
 
 def require_master(endpoint: Endpoint, timeout: float, keys: str | bytes | None, insecure: bool) -> None:
     """As `diagnose_run`, for who only wants to know whether a master answers: reads nothing of what it tells."""
-    _ask(endpoint, timeout, keys, insecure, _C.pcclDiagnosisFree)
+    _ask(endpoint, timeout, keys, insecure, lambda pointer, _: _C.pcclDiagnosisFree(pointer))
 
 
-def _ask(endpoint: Endpoint, timeout: float, keys: str | bytes | None, insecure: bool, take: Callable[[Any], Any]) -> Any:
+def _ask(endpoint: Endpoint, timeout: float, keys: str | bytes | None, insecure: bool, take: Callable[[Any, Any], Any]) -> Any:
     text = ""
     path = _path(keys)
     for ip in permitted(endpoint, _resolved(endpoint, timeout, "pcclDiagnose"), path, insecure, "pcclDiagnose"):
@@ -126,19 +126,28 @@ def diagnose(handle: NativeHandle, limit_ms: int) -> Diagnosis:
     return found
 
 
-def _await(query: Any, take: Callable[[Any], Any]) -> Any:
+def _await(query: Any, take: Callable[[Any, Any], Any]) -> Any:
     """Waits for the answer in slices, so that Ctrl-C works at once, and frees the question."""
     out = _ffi.new("pcclDiagnosis_t **")
     try:
         while (code := _C.pccl_ext_diagnose_wait(query, SLICE_MS, out)) == TIMED_OUT:
             pass
         PCCLError.check(code, "pcclDiagnose")
+        return take(out[0], query)
     finally:
         _C.pccl_ext_diagnose_end(query)
-    return take(out[0])
 
 
-def _take(pointer: Any) -> Diagnosis:
+def _departures(query: Any) -> Iterator[DepartureReport]:
+    one = _ffi.new("pccl_ext_departure_t *")
+    for index in itertools.count():
+        if not _C.pccl_ext_diagnose_departure(query, index, one):
+            return
+        known = {"reason": LossReason(one.reason), "ago_seconds": one.ago_s}
+        yield read_struct(DepartureReport, one, uuid=uuid_in(one.uuid), **known)
+
+
+def _take(pointer: Any, query: Any) -> Diagnosis:
     """Reads a `pcclDiagnosis_t`, and frees it."""
     try:
         told = [pointer.members[i] for i in range(pointer.member_count)]
@@ -152,7 +161,8 @@ def _take(pointer: Any) -> Diagnosis:
         joiners = tuple(_joiner(pointer.joiners[i]) for i in range(pointer.joiner_count))
         findings, begins = find(members, edges, pointer.heartbeat_limit_s)
         members = tuple(replace(member, begins_seconds=late) for member, late in zip(members, begins, strict=True))
-        return read_struct(Diagnosis, pointer, findings=tuple(findings), members=members, edges=edges, joiners=joiners)
+        made = {"findings": tuple(findings), "members": members, "edges": edges, "joiners": joiners}
+        return read_struct(Diagnosis, pointer, departures=tuple(_departures(query)), **made)
     finally:
         _C.pcclDiagnosisFree(pointer)
 

@@ -61,6 +61,11 @@ class LossReason(Enum):
     ENDED = _C.pccl_ext_loss_ended
     """Its program closed the communicator, or ended with status 0."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether the run lost the member by a fault or an expulsion. False: it left in order."""
+        return int(self.value) <= int(LossReason.EXPELLED.value)
+
 
 class Result(Enum):
     """How a call of the C library ended."""

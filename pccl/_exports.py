@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 PUBLIC = {
     "_collectives": ("Collective", "CollectiveOp"),
     "_communicator": ("Communicator",),
-    "_reports": ("Diagnosis", "EdgeReport", "Finding", "FindingKind", "JoinerReport", "MemberReport"),
+    "_reports": ("DepartureReport", "Diagnosis", "EdgeReport", "Finding", "FindingKind", "JoinerReport", "MemberReport"),
     "_enums": (
         "Attribute",
         "DataType",

@@ -39,6 +39,7 @@ from pccl._links import Link as Link
 from pccl._master import MasterNode as MasterNode
 from pccl._named import CollectiveHandle as CollectiveHandle
 from pccl._reduces import AsyncReduceHandle as AsyncReduceHandle
+from pccl._reports import DepartureReport as DepartureReport
 from pccl._reports import Diagnosis as Diagnosis
 from pccl._reports import EdgeReport as EdgeReport
 from pccl._reports import Finding as Finding

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
 
+from pccl._errors import LossReason
 from pccl._exports import publish
 
 
@@ -161,6 +162,31 @@ class JoinerReport:
         return text if self.eta_seconds is None else f"{text}, about {self.eta_seconds:.0f} s left"
 
 
+@dataclass(frozen=True, kw_only=True)
+class DepartureReport:
+    """A member that is gone, and why."""
+
+    uuid: UUID
+    group: int
+    rank: int  # in its group, before it went
+    reason: LossReason
+    ago_seconds: float
+    why: str = ""  # what the master says of it
+    name: str = ""  # what logs call it; empty: it has none
+
+    @property
+    def text(self) -> str:
+        """What became of it, such as "was lost (died: its connection ended)"."""
+        kind, why = self.reason.name.lower(), f": {self.why}" if self.why else ""
+        if self.reason.lost and self.reason is not LossReason.EXPELLED:
+            return f"was lost ({kind}{why})"
+        return f"{kind if self.reason in (LossReason.LEFT, LossReason.ENDED) else f'was {kind}'}{why}"
+
+    def __str__(self) -> str:
+        who = ", ".join(filter(None, (self.name, self.uuid.hex[:8])))
+        return f"rank {self.rank} ({who}) {self.text}, {self.ago_seconds:.0f} s ago"
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """What a run's members have seen in the last seconds, and what is made of it."""
@@ -175,6 +201,7 @@ class Diagnosis:
     generation: int = 0  # of the master; grows with each master of the run
     votes: int = 0  # that have ended in the run
     joiners: tuple[JoinerReport, ...] = ()  # of very many, a part
+    departures: tuple[DepartureReport, ...] = ()  # the last 64 members that went, the newest last; also of earlier runs
 
     def to_json(self) -> dict[str, Any]:
         """The same in what `json` writes: ids as text, kinds in lower case."""
@@ -203,7 +230,7 @@ def _plain(item: Any) -> dict[str, Any]:
 def _plain_value(value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
-    if isinstance(value, FindingKind):
+    if isinstance(value, (FindingKind, LossReason)):
         return value.name.lower()
     return finite(value) if isinstance(value, dict) else value
 

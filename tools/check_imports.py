@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parents[1]
 #: each other: no import goes from one to another. Inside a folder only circles are forbidden.
 LAYERS = [
     ("_native", "_sparse_forms", "_snapshot_kernels", "_exports", "_version", "_bounded", "_files", "_processes", "_waits"),
-    ("_holder", "_loader", "_reports", "_results", "notice", "state._tree", "state._objects"),
-    ("_errors", "_findings", "_log", "_cuda", "state._snapshots.code", "state._snapshots.placement"),
-    ("_enums", "_calls", "cuda", "state._agreement", "state._checkpoint", "state._snapshots.config"),
-    ("_address", "_credentials", "_names", "_gpu", "_handle", "_journal", "_operations", "_recording"),
+    ("_holder", "_loader", "_results", "notice", "state._tree", "state._objects"),
+    ("_errors", "_log", "_cuda", "state._snapshots.code", "state._snapshots.placement"),
+    ("_enums", "_calls", "_reports", "cuda", "state._agreement", "state._checkpoint", "state._snapshots.config"),
+    ("_address", "_credentials", "_findings", "_names", "_gpu", "_handle", "_journal", "_operations", "_recording"),
     ("_groups", "_keys", "_diagnosis", "_spans", "_stacks", "_links", "_master", "_relay", "_tensors"),
     ("_types", "_parts", "_feedback", "master", "_own_keys", "_supervisor"),
     ("_collectives", "_reduces", "state._module"),

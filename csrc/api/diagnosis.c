@@ -19,6 +19,7 @@ struct answer {
     struct wire_matrix_edge edges[WIRE_MAX_EDGES];
     struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
     struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
+    struct wire_departure departures[WIRE_MAX_DEPARTURES];
 };
 
 static double seconds(uint64_t us) { return (double)us / 1e6; }
@@ -110,7 +111,8 @@ static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
     *matrix = (struct wire_matrix){.members = query->answer.members,
                                    .edges = query->answer.edges,
                                    .numbers = query->answer.numbers,
-                                   .joiners = query->answer.joiners};
+                                   .joiners = query->answer.joiners,
+                                   .departures = query->answer.departures};
     query->error = query->asked == NULL
                        ? status_query_begin(query->transport, &query->masters[query->at], &query->run,
                                             query->own ? &query->self : NULL, query->local, &query->asked)
@@ -262,6 +264,19 @@ pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t mi
     REQUIRE_NOT_NULL(out);
     RETURN_IF_FAILED(wait_until(query, platform_now_ns() + milliseconds * MS_NS));
     return make(&query->answer, out);
+}
+
+bool pccl_ext_diagnose_departure(const struct pccl_status_query *query, uint32_t index, pccl_ext_departure_t *out) {
+    if (index >= query->answer.matrix.departure_count) return false;
+    const struct wire_departure *from = &query->answer.departures[index];
+    *out = (pccl_ext_departure_t){.uuid = uuid_of(&from->gone.id),
+                                  .group = from->group,
+                                  .rank = from->rank,
+                                  .reason = (pccl_ext_loss_t)from->gone.reason,
+                                  .ago_s = seconds(from->ago_us)};
+    memcpy(out->name, from->name.chars, sizeof out->name);
+    memcpy(out->why, from->gone.why, sizeof out->why);
+    return true;
 }
 
 pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclDiagnosis_t **out) {

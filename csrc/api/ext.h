@@ -165,7 +165,7 @@ typedef enum pccl_ext_loss {
     pccl_ext_loss_ended = 7,       // its program closed the communicator
 } pccl_ext_loss_t;
 // Writes why a member was lost, of those lost not long ago, and what the master says of it. The text is cut to
-// `capacity` with a zero at the end; 80 bytes hold every text.
+// `capacity` with a zero at the end; 128 bytes hold every text.
 pcclResult_t pccl_ext_peer_loss(const pcclComm_t *comm, const pcclRankUuid_t *uuid, pccl_ext_loss_t *reason_out,
                                 char *out, size_t capacity);
 // The live state in a few words: "idle", "connecting", "registered" (a newcomer that waits to be let in), "accepted
@@ -333,6 +333,17 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
                                          bool insecure, uint32_t limit_ms, struct pccl_status_query **out);
 // pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.
 pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds, pcclDiagnosis_t **out);
+// A member that is gone.
+typedef struct pccl_ext_departure {
+    pcclRankUuid_t uuid;
+    uint32_t group, rank; // rank: in its group, before it went
+    pccl_ext_loss_t reason;
+    double ago_s;
+    char name[64];
+    char why[128];
+} pccl_ext_departure_t;
+// Writes the departure number `index`, the newest last, of an answer that has come. False: it has no more.
+bool pccl_ext_diagnose_departure(const struct pccl_status_query *query, uint32_t index, pccl_ext_departure_t *out);
 void pccl_ext_diagnose_end(struct pccl_status_query *query); // NULL is allowed
 
 // ---- links ----

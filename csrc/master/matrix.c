@@ -342,6 +342,15 @@ static void tell_joiners(const struct membership *table, int64_t now_ns, struct 
     }
 }
 
+static void tell_departures(const struct membership *table, int64_t now_ns, struct wire_matrix *answer) {
+    uint32_t room = WIRE_MAX_MEMBERS - table->count, most = room < WIRE_MAX_DEPARTURES ? room : WIRE_MAX_DEPARTURES;
+    for (uint32_t i = table->departed_count > most ? table->departed_count - most : 0; i < table->departed_count; i++) {
+        const struct membership_departure *departed = &table->departed[i % WIRE_MAX_DEPARTURES];
+        answer->departures[answer->departure_count] = departed->told;
+        answer->departures[answer->departure_count++].ago_us = bounded(since_us(departed->at_ns, now_ns));
+    }
+}
+
 static void make_answer(const struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,
                         struct wire_buffer *out) {
     struct wire_matrix answer = {.version = WIRE_VERSION,
@@ -355,8 +364,11 @@ static void make_answer(const struct matrix *matrix, struct membership *table, u
     answer.edges = calloc(WIRE_MAX_EDGES, sizeof *answer.edges);
     answer.numbers = calloc(WIRE_MAX_NUMBERS_TOLD, sizeof *answer.numbers);
     answer.joiners = calloc(WIRE_MAX_JOINERS, sizeof *answer.joiners);
-    bool made = answer.members != NULL && answer.edges != NULL && answer.numbers != NULL && answer.joiners != NULL;
+    answer.departures = calloc(WIRE_MAX_DEPARTURES, sizeof *answer.departures);
+    bool made = answer.members != NULL && answer.edges != NULL && answer.numbers != NULL && answer.joiners != NULL &&
+                answer.departures != NULL;
     if (made) tell_joiners(table, now_ns, &answer);
+    if (made) tell_departures(table, now_ns, &answer);
     for (uint32_t i = 0; i < table->count && made; i++) {
         const struct peer_record *peer = table->order[i];
         const struct matrix_row *row = row_of(matrix, table, peer);
@@ -377,6 +389,7 @@ static void make_answer(const struct matrix *matrix, struct membership *table, u
     free(answer.edges);
     free(answer.numbers);
     free(answer.joiners);
+    free(answer.departures);
 }
 
 void matrix_count(const struct membership *table, struct wire_buffer *out) {
@@ -390,11 +403,13 @@ void matrix_count(const struct membership *table, struct wire_buffer *out) {
 
 void matrix_describe(struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,
                      struct wire_buffer *out) {
-    bool fresh = matrix->answered_ns != 0 && now_ns - matrix->answered_ns < MATRIX_ANSWER_MS * MS_NS;
+    bool fresh = matrix->answered_ns != 0 && matrix->answered_epoch == table->number &&
+                 now_ns - matrix->answered_ns < MATRIX_ANSWER_MS * MS_NS;
     if (!fresh) {
         wire_buffer_fini(&matrix->answer);
         make_answer(matrix, table, votes, now_ns, &matrix->answer);
         matrix->answered_ns = matrix->answer.failed ? 0 : now_ns;
+        matrix->answered_epoch = table->number;
     }
     wire_buffer_append(out, &matrix->answer);
 }

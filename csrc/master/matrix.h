@@ -51,7 +51,8 @@ struct matrix_row {
 struct matrix {
     struct matrix_row *rows[WIRE_MAX_MEMBERS]; // by the peer's slot; NULL: it has told nothing
     struct wire_buffer answer;                 // the last one,
-    int64_t answered_ns;                       // and when it was made; 0: never
+    int64_t answered_ns;                       // when it was made; 0: never
+    uint64_t answered_epoch;                   // and the epoch in force then
 };
 
 void matrix_fini(struct matrix *matrix);
@@ -67,9 +68,10 @@ bool matrix_look(struct matrix *matrix, struct membership *table, const struct p
                  struct weights_edge *edges);
 // Appends the answer to a stranger's DIAGNOSE as one frame: how many members there are, and no id, name or address.
 void matrix_count(const struct membership *table, struct wire_buffer *out);
-// Appends the answer to a member's DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS at most: the
-// members of the epoch in force, what they see of each other, and peers on their way into the run. Of very many members
-// each tells of a few alone, its neighbours in the ring first. `votes`: how many have ended in the run.
+// Appends the answer to a member's DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS and in each epoch
+// at most: the members of the epoch in force, what they see of each other, peers on their way into the run, and the
+// members that went last. Of very many members each tells of a few alone, its neighbours in the ring first. `votes`:
+// how many have ended in the run.
 void matrix_describe(struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,
                      struct wire_buffer *out);
 

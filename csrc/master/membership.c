@@ -100,13 +100,20 @@ void membership_set_vote(struct membership *table, struct peer_record *peer, uin
         table->deadlock_at = platform_earlier(table->deadlock_at, table->now_ns + table->deadlock_ns);
 }
 
-struct peer_label membership_label(const struct peer_record *peer) {
+// The number of members of its group that joined before it. False: it is no member.
+static bool find_rank(const struct peer_record *peer, uint32_t *rank) {
     const struct peer_group *group = peer->group;
-    char more[PEER_LABEL_MORE];
-    uint32_t rank = 0, at = 0;
     bool ranked = group != NULL && group->members != NULL && peer->rank < group->count;
-    for (; ranked && at < group->count; at++) rank += group->members[at]->member.join_number < peer->member.join_number;
-    int length = ranked ? snprintf(more, sizeof more, "rank %u, ", rank) : 0;
+    *rank = 0;
+    for (uint32_t at = 0; ranked && at < group->count; at++)
+        *rank += group->members[at]->member.join_number < peer->member.join_number;
+    return ranked;
+}
+
+struct peer_label membership_label(const struct peer_record *peer) {
+    char more[PEER_LABEL_MORE];
+    uint32_t rank;
+    int length = find_rank(peer, &rank) ? snprintf(more, sizeof more, "rank %u, ", rank) : 0;
     snprintf(more + length, sizeof more - (size_t)length, "join %llu", (unsigned long long)peer->member.join_number);
     return peer_label_with(&peer->member.id, &peer->member.name, more);
 }
@@ -196,11 +203,13 @@ void membership_send_text(struct membership *table, struct peer_record *peer, en
     membership_send(table, peer);
 }
 
-void membership_note_lost(struct membership *table, const struct wire_id *id, enum wire_loss_reason reason,
-                          const char *why) {
+void membership_note_lost(struct membership *table, const struct wire_member *member, uint32_t rank,
+                          enum wire_loss_reason reason, const char *why) {
     struct wire_gone *gone = &table->lost_members[table->lost_count++];
-    *gone = (struct wire_gone){.id = *id, .reason = (uint8_t)reason};
+    *gone = (struct wire_gone){.id = member->id, .reason = (uint8_t)reason};
     snprintf(gone->why, sizeof gone->why, "%s", why);
+    table->departed[table->departed_count++ % WIRE_MAX_DEPARTURES] = (struct membership_departure){
+        {.gone = *gone, .name = member->name, .group = member->group, .rank = rank}, table->now_ns};
 }
 
 static void leave(struct membership *table, struct peer_record *peer, enum wire_loss_reason reason,
@@ -208,7 +217,9 @@ static void leave(struct membership *table, struct peer_record *peer, enum wire_
     struct peer_text place = membership_label_at(peer);
     uint8_t told = (uint8_t)reason;
     if (peer->accepted) {
-        membership_note_lost(table, &peer->member.id, reason, why);
+        uint32_t rank;
+        find_rank(peer, &rank);
+        membership_note_lost(table, &peer->member, rank, reason, why);
         actions_event(&table->actions, RECORDER_LEFT, table->number, told, &peer->member.id, why);
         bool failed = wire_loss_is_failure(told), ended = reason == WIRE_LOSS_ENDED;
         actions_log(&table->actions, level > LOG_NOTICE ? level : LOG_NOTICE, "%s %s%s%s: %s",

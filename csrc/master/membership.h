@@ -129,6 +129,7 @@ struct membership {
     uint32_t count;                    // of `order`
     bool lost, changed;                // a loss, or a changed group, that no epoch tells of yet
     uint32_t lost_count;               // of lost_members
+    uint32_t departed_count;           // ever; the last WIRE_MAX_DEPARTURES are kept, those of earlier runs too
     uint32_t open[WIRE_VOTE_SYNC + 1]; // votes, by wire_vote_kind
     int64_t warn_at;                   // when it is looked who waits for whom; INT64_MAX: nobody waits
     int64_t deadlock_at;               // when it is looked for a deadlock (master/deadlock); INT64_MAX: nobody waits
@@ -143,6 +144,10 @@ struct membership {
     struct wire_member members[WIRE_MAX_MEMBERS];    // of membership_epoch
     struct wire_id left[WIRE_MAX_MEMBERS];           // of left_run
     struct wire_gone lost_members[WIRE_MAX_MEMBERS]; // accepted peers that are gone, and no epoch has told yet
+    struct membership_departure {
+        struct wire_departure told; // without its time
+        int64_t at_ns;
+    } departed[WIRE_MAX_DEPARTURES]; // a ring, for whoever asks for the status
 };
 
 void membership_init(struct membership *table, int64_t limit_ns, uint64_t id_key, int64_t now_ns);
@@ -221,9 +226,9 @@ static inline struct wire_buffer *membership_frame(struct membership *table) { r
 void membership_send(struct membership *table, struct peer_record *peer);
 void membership_send_group(struct membership *table, const struct peer_group *group);
 void membership_send_text(struct membership *table, struct peer_record *peer, enum wire_type type, const char *text);
-// Notes that a member is gone, for the next epoch.
-void membership_note_lost(struct membership *table, const struct wire_id *id, enum wire_loss_reason reason,
-                          const char *why);
+// Notes that a member of this rank is gone, for the next epoch and the status.
+void membership_note_lost(struct membership *table, const struct wire_member *member, uint32_t rank,
+                          enum wire_loss_reason reason, const char *why);
 // The peer is out; its connection is closed.
 void membership_drop(struct membership *table, struct peer_record *peer, enum wire_loss_reason reason,
                      enum log_level level, const char *why);

@@ -92,7 +92,10 @@ static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
     for (uint32_t i = begin; i < end; i++) {
         const struct survivor *survivor = survivors_member(t->survivors, t->config, i);
         if (survivor == NULL) {
-            membership_note_lost(t->table, &t->config->members[i].id, WIRE_LOSS_UNKNOWN,
+            const struct wire_member *gone = &t->config->members[i];
+            uint32_t rank = 0;
+            for (uint32_t k = begin; k < end; k++) rank += t->config->members[k].join_number < gone->join_number;
+            membership_note_lost(t->table, gone, rank, WIRE_LOSS_UNKNOWN,
                                  "it did not come to the master that took the run up");
             continue;
         }

@@ -33,7 +33,7 @@ enum {
     MATRIX_MEMBER = MEMBER + STATE + 2 * 8 + OPS_SEEN + 4,
     PROGRESS = 3 * 8,
     JOINER = ID + 4 + NAME + ADDRESS + 1 + 8 + PROGRESS,
-    MATRIX = 2 + 4 + 1 + 4 + 8 + 4 + 4 + 8 + 8 + 4 + 4,
+    MATRIX = 2 + 4 + 1 + 4 + 8 + 4 + 4 + 8 + 8 + 4 + 4 + 4,
     NUMBER = 1 + WIRE_MAX_NUMBER_NAME + 8,
     MATRIX_NUMBERS = WIRE_MAX_NUMBERS_TOLD * (2 + NUMBER),
     MATRIX_EDGE = 2 + 2 + SEEN,
@@ -49,6 +49,7 @@ enum {
     MEMBERS = WIRE_MAX_MEMBERS * (MEMBER + WIRE_MAX_NAME + ADDRESSES),
     MATRIX_MEMBERS = WIRE_MAX_MEMBERS * (MATRIX_MEMBER + WIRE_MAX_NAME + ADDRESSES),
     JOINERS = WIRE_MAX_JOINERS * (JOINER + WIRE_MAX_NAME),
+    DEPARTURE = ID + 1 + 1 + WIRE_MAX_WHY + NAME + WIRE_MAX_NAME + 4 + 4 + 8,
     MATRIX_LISTS = MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE + MATRIX_NUMBERS + JOINERS,
     REPORTS = 2 * WIRE_MAX_LIVE_OPS * (OP_NAME + 1 + 1 + 2),
     OUTLINE = WIRE_MAX_OUTLINE * 4,
@@ -150,6 +151,7 @@ _Static_assert(VERDICT + WIRE_MAX_TEXT + IDS <= WIRE_MAX_CONTROL_BYTES, "a verdi
 _Static_assert(4 + REPORTS <= WIRE_MAX_CONTROL_BYTES, "a report fits a control frame");
 _Static_assert(RESUME + RESUME_LISTS <= (int)WIRE_MAX_CONTROL_BYTES, "what a peer knows fits a control frame");
 
+_Static_assert(DEPARTURE *WIRE_MAX_MEMBERS <= (int)MATRIX_MEMBERS, "a departure has the place of a member");
 _Static_assert(MATRIX + MATRIX_LISTS <= WIRE_MAX_CONTROL_BYTES, "a matrix fits a control frame");
 
 static bool type_known(uint16_t type) { return type < sizeof types / sizeof types[0] && types[type].name != NULL; }

@@ -26,7 +26,7 @@ enum {
     WIRE_SIGNATURE_BYTES = 64, // Ed25519
     WIRE_MAX_MEMBERS = 1024,
     WIRE_MAX_TEXT = 500,
-    WIRE_MAX_WHY = 79,        // bytes of a text that says why a member is gone
+    WIRE_MAX_WHY = 127,       // bytes of a text that says why a member is gone
     WIRE_MAX_STACKS = 16384,  // bytes of the stacks of a peer's threads
     WIRE_MAX_NAME = 63,       // bytes of a peer's name
     WIRE_MAX_RUN = 64,        // bytes of the name of a run
@@ -52,6 +52,7 @@ enum {
     WIRE_MAX_NUMBER_NAME = 32,     // bytes of the name of one
     WIRE_MAX_NUMBERS_TOLD = 2048,  // in one MATRIX
     WIRE_MAX_JOINERS = 24,         // likewise
+    WIRE_MAX_DEPARTURES = 64,      // likewise; fewer beside so many members that both are more than WIRE_MAX_MEMBERS
 };
 
 enum wire_type {

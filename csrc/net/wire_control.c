@@ -159,12 +159,6 @@ static void visit_losses(struct cursor *c, uint32_t *count, struct wire_loss *lo
     }
 }
 
-const char *wire_loss_name(uint8_t reason) {
-    static const char *const names[] = {"unknown",  "died",    "silent", "unreachable",
-                                        "expelled", "drained", "left",   "ended"};
-    return names[reason];
-}
-
 // ---- messages, in the order of their numbers ----
 
 static void visit_identity(struct cursor *c, struct wire_hello *m) {
@@ -224,6 +218,13 @@ static void visit_linked(struct cursor *c, struct wire_linked *m) {
     EACH(c, i, m->count) cursor_range(c, &m->narrow[i], 0, 1);
 }
 
+static void visit_gone(struct cursor *c, struct wire_gone *gone) {
+    visit_id(c, &gone->id);
+    cursor_range(c, &gone->reason, WIRE_LOSS_UNKNOWN, WIRE_LOSS_ENDED);
+    uint8_t length = visit_chars(c, gone->why, 0, WIRE_MAX_WHY);
+    if (cursor_judges(c)) cursor_expect(c, strnlen(gone->why, length) == length);
+}
+
 static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
     cursor_range(c, &m->reason, WIRE_REASON_UPDATE, WIRE_REASON_ORDER);
     visit_epoch(c, &m->epoch);
@@ -231,11 +232,8 @@ static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
     cursor_bytes(c, m->signature, sizeof m->signature);
     cursor_count(c, &m->gone_count, WIRE_MAX_MEMBERS);
     EACH(c, i, m->gone_count) {
-        struct wire_gone unwanted, *gone = m->gone != NULL ? &m->gone[i] : &unwanted;
-        visit_id(c, &gone->id);
-        cursor_range(c, &gone->reason, WIRE_LOSS_UNKNOWN, WIRE_LOSS_ENDED);
-        uint8_t length = visit_chars(c, gone->why, 0, WIRE_MAX_WHY);
-        if (cursor_judges(c)) cursor_expect(c, strnlen(gone->why, length) == length);
+        struct wire_gone unwanted;
+        visit_gone(c, m->gone != NULL ? &m->gone[i] : &unwanted);
     }
 }
 
@@ -517,6 +515,16 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
         cursor_range(c, &m->joiners[i].joining, WIRE_JOINING_COPIES, WIRE_JOINING_SPARE);
         wire_visit_number(c, &m->joiners[i].wait_us);
         wire_visit_progress(c, &m->joiners[i].progress);
+    }
+    cursor_count(c, &m->departure_count, WIRE_MAX_DEPARTURES);
+    cursor_expect(c, m->departure_count == 0 || !m->counts_only);
+    cursor_expect(c, m->member_count + m->departure_count <= WIRE_MAX_MEMBERS); // so that all fits a frame
+    EACH(c, i, m->departure_count) {
+        visit_gone(c, &m->departures[i].gone);
+        visit_name(c, &m->departures[i].name);
+        cursor_u32(c, &m->departures[i].group);
+        cursor_u32(c, &m->departures[i].rank);
+        wire_visit_number(c, &m->departures[i].ago_us);
     }
 }
 

@@ -517,6 +517,8 @@ struct wire_matrix {
     } *numbers;                         // decode: caller's array of WIRE_MAX_NUMBERS_TOLD
     uint32_t joiner_count;              // of very many, a part; counts only: 0
     struct wire_matrix_joiner *joiners; // decode: caller's array of WIRE_MAX_JOINERS
+    uint32_t departure_count;           // the last ones, the newest last; counts only: 0
+    struct wire_departure *departures;  // decode: caller's array of WIRE_MAX_DEPARTURES
 };
 
 enum { WIRE_WITHIN_UNKNOWN = UINT32_MAX };

@@ -30,6 +30,9 @@ from pccl._reports import AT_RISK, Diagnosis, EdgeReport, MemberReport
 from pccl.lab.ranges import Range
 
 EDGES_SHOWN = 16
+DEPARTURES_MOST, DEPARTURES_SECONDS = 5, 600.0
+"""Members that are gone: how many are shown, and for how long."""
+
 NARROW = 110
 PIPE_WIDTH = 160
 MASTERS = "HOST:PORT[,HOST:PORT...][/RUN]"
@@ -196,7 +199,7 @@ class Masters:
             if has_members(told):
                 self._endpoints = [endpoint, *(one for one in self._endpoints if one is not endpoint)]
                 return told
-            idle = told
+            idle = idle or told
             said.append(f"{endpoint} answers and serves no such run")
         if idle is not None and not failures:
             return idle
@@ -284,7 +287,13 @@ def render(diagnosis: Diagnosis, no_run: Callable[[], str]) -> RenderableType:
     """The tables and what is found, or what `no_run` returns."""
     if diagnosis.members:
         return _Report(diagnosis)
-    return Text(str(diagnosis) if diagnosis.peer_count else no_run())
+    return Group(Text(str(diagnosis) if diagnosis.peer_count else no_run()), *_departures(diagnosis))
+
+
+def _departures(diagnosis: Diagnosis) -> list[Text]:
+    """The members that went last, the newest first."""
+    recent = [one for one in diagnosis.departures[-DEPARTURES_MOST:] if one.ago_seconds < DEPARTURES_SECONDS]
+    return [Text(str(one), "bold red" if one.reason.lost else "") for one in reversed(recent)]
 
 
 class _Report:
@@ -311,6 +320,7 @@ class _Report:
             yield Text(f"joins: {joiner}")
             for one in joiner.missing:
                 yield Text(f"missing protection at {joiner.name or short(joiner.uuid)}: {one}", "bold red")
+        yield from _departures(self._diagnosis)
         for finding in self._diagnosis.findings:
             yield Text(f"{finding.kind.name.lower().replace('_', ' ')}: {finding.text}", "bold red")
         if not self._diagnosis.findings:

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from pccl._bounded import read_json
 from pccl._names import short
-from pccl._reports import AT_RISK, Diagnosis, EdgeReport, Finding, JoinerReport, MemberReport, finite
+from pccl._reports import AT_RISK, DepartureReport, Diagnosis, EdgeReport, Finding, JoinerReport, MemberReport, finite
 
 Event = dict[str, Any]
 
@@ -77,6 +77,8 @@ class Recorder:
     def __init__(self) -> None:
         self._answers: bool | None = None
         self._epoch: int | None = None
+        self._gone: set[str] = set()
+        self._observed_at = float("inf")
         self._generation = 0
         self._members: dict[str, MemberReport] = {}
         self._findings: dict[str, Event] = {}
@@ -105,10 +107,16 @@ class Recorder:
             events.append({"at": at, "kind": "failover", "generation": told.generation})
         self._generation = told.generation or self._generation
         members = {short(member.uuid): member for member in told.members}
-        for name in self._members.keys() - members.keys():
-            events.append({"at": at, "kind": "left", "member": name})
+        gone = {short(one.uuid): one for one in told.departures}
+        fresh = {name for name, one in gone.items() if name not in self._gone and at - one.ago_seconds > self._observed_at}
+        names = [name for name in gone if name in fresh or name in self._members]
+        for name in [*names, *(name for name in self._members if name not in gone)]:
+            if name in members:
+                continue
+            events.append(_left(at, name, gone.get(name)))
             self._values.pop(name, None)
             self._reports.pop(name, None)
+        self._gone, self._observed_at = set(gone), at
         kind = "member" if self._epoch is None else "joined"  # those of the first answer have been there before
         events += [_member(kind, at, name, members[name]) for name in members if name not in self._members]
         kept = members.keys() & self._members.keys()
@@ -242,6 +250,13 @@ def _reports(members: dict[str, MemberReport]) -> dict[str, dict[str, float | No
 def _member(kind: str, at: float, name: str, member: MemberReport) -> Event:
     place = {"address": member.address, "group": member.group, "rank": member.rank}
     return {"at": at, "kind": kind, "member": name, "name": member.name, **place}
+
+
+def _left(at: float, name: str, known: DepartureReport | None) -> Event:
+    event = {"at": at, "kind": "left", "member": name}
+    if known is None:
+        return {**event, "reason": "unknown", "text": "is gone (unknown: the master does not say why)"}
+    return {**event, "name": known.name, "reason": known.reason.name.lower(), "text": known.text}
 
 
 def _rounded(value: float) -> float:

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, genera
 from prometheus_client.registry import Collector
 
 import pccl
+from pccl._errors import LossReason
 from pccl._names import short
 from pccl._reports import AT_RISK, Diagnosis, JoinerReport, MemberReport
 from pccl.monitor.history import MEMBER_VALUES, Event, member_values
@@ -31,11 +32,13 @@ MEMBER_METRICS = {
 
 COUNTERS = {
     "joined": ("joins", "Members that have joined"),
-    "left": ("losses", "Members that have left or were lost"),
     "epoch": ("epochs", "Epochs"),
     "failover": ("failovers", "Masters that have taken the run up"),
 }
 """By the kind of event that each counts: the name of the metric behind "pccl_", and its meaning."""
+
+GONE = {True: ("losses", "Members that were lost or expelled"), False: ("leaves", "Members that left in order")}
+"""Likewise by whether the reason of an event `left` is a loss. The label `reason` has the reason."""
 
 UNITS = ("bytes_per_second", "operations_per_second", "seconds", "ratio")
 
@@ -52,6 +55,7 @@ class Metrics(Collector):
         self._lock = threading.Lock()
         self._told: Diagnosis | None = None
         self._counts = dict.fromkeys(COUNTERS, 0)
+        self._gone = {reason.name.lower(): 0 for reason in LossReason}
         self._events = self._epoch = 0
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -64,6 +68,8 @@ class Metrics(Collector):
                 self._events += 1
                 if event["kind"] in self._counts:
                     self._counts[event["kind"]] += 1
+                elif event["kind"] == "left":
+                    self._gone[event["reason"]] += 1
             if told is not None:
                 if told.epoch > self._epoch > 0:  # several may have come since the last answer
                     self._counts["epoch"] += told.epoch - self._epoch - 1
@@ -80,11 +86,17 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
         with self._lock:
-            told, counts, seen = self._told, dict(self._counts), self._events
+            told, counts, gone, seen = self._told, dict(self._counts), dict(self._gone), self._events
         yield InfoMetricFamily("pccl", "The program that exports this.", {"version": pccl.__version__})
         yield GaugeMetricFamily("pccl_master_up", "1 if a master has answered the last question.", float(told is not None))
         for kind, (name, meaning) in COUNTERS.items():
             yield CounterMetricFamily(f"pccl_{name}", f"{meaning} since this program has begun.", counts[kind])
+        for lost, (name, meaning) in GONE.items():
+            family = CounterMetricFamily(f"pccl_{name}", f"{meaning} since this program has begun.", labels=["reason"])
+            for reason in LossReason:
+                if reason.lost == lost:
+                    family.add_metric([reason.name.lower()], gone[reason.name.lower()])
+            yield family
         yield CounterMetricFamily("pccl_events", "Events since this program has begun.", seen)
         if told is None:
             return

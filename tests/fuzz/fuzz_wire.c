@@ -78,7 +78,9 @@ static bool again_matrix(struct wire_buffer *out, struct wire_header header, con
     static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
     static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
     static struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
-    struct wire_matrix message = {.members = seen_members, .edges = edges, .numbers = numbers, .joiners = joiners};
+    static struct wire_departure departures[WIRE_MAX_DEPARTURES];
+    struct wire_matrix message = {
+        .members = seen_members, .edges = edges, .numbers = numbers, .joiners = joiners, .departures = departures};
     if (!wire_decode_matrix(body, length, &message) || message.version != WIRE_VERSION) return false;
     for (uint32_t i = 0; i < message.edge_count; i++)
         MUST(edges[i].from < message.member_count && edges[i].to < message.member_count);

@@ -6,12 +6,14 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
-from peers import ENVIRONMENT, PATIENCE, address_of, form
+from peers import ENVIRONMENT, PATIENCE, address_of, form, until
 
 from pccl import Communicator, Group, LossReason, MasterNode, PeerLostError
+from pccl.monitor.history import read_file
 
 _VICTIM = """
 import os, signal, sys, time
@@ -94,7 +96,7 @@ WAYS = {
 
 
 @contextlib.contextmanager
-def run_with(*ways: str) -> Iterator[tuple[Communicator, Group, dict[str, subprocess.Popen[str]]]]:
+def run_with(*ways: str) -> Iterator[tuple[Communicator, Group, dict[str, subprocess.Popen[str]], str]]:
     """A member in this process, and one in a process of its own for each of `ways`, which goes after a line on its input.
 
     The group has them all.
@@ -112,7 +114,7 @@ def run_with(*ways: str) -> Iterator[tuple[Communicator, Group, dict[str, subpro
         comm.connect(timeout=PATIENCE)
         form(comm, count)
         comm.all_reduce(np.ones(4, np.float32))
-        yield comm, comm.group(comm.members), processes
+        yield comm, comm.group(comm.members), processes, address_of(master)
 
 
 def go(process: subprocess.Popen[str]) -> None:
@@ -134,13 +136,63 @@ def reasons_seen(comm: Communicator, everybody: Group, count: int) -> dict[str, 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_go(way):
-    with run_with(way, "stays") as (comm, everybody, processes):
+    with run_with(way, "stays") as (comm, everybody, processes, _):
         go(processes[way])
         assert reasons_seen(comm, everybody, 1) == {way: WAYS[way]}
 
 
 def test_several_at_once_keep_their_reasons():
-    with run_with("kill", "close", "exit", "stays") as (comm, everybody, processes):
+    with run_with("kill", "close", "exit", "stays") as (comm, everybody, processes, _):
         for way in ("kill", "close", "exit"):
             go(processes[way])
         assert reasons_seen(comm, everybody, 3) == {way: WAYS[way] for way in ("kill", "close", "exit")}
+
+
+TEXTS = {
+    "kill": "was lost (died: ",
+    "stop": "was lost (silent: no heartbeat for ",
+    "close": "ended: its program closed the communicator",
+}
+
+
+@contextlib.contextmanager
+def page_of(address: str, events: Path) -> Iterator[None]:
+    """`pccl web` of a run, which writes events."""
+    command = [sys.executable, "-m", "pccl", "web", "--master", address, "--interval", "0.2"]
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0", "--events", str(events)], env=ENVIRONMENT, stdout=subprocess.DEVNULL
+    ) as page:
+        try:
+            until(lambda: events.exists() and any(event["kind"] == "sample" for event in read_file(str(events))))
+            yield
+        finally:
+            page.kill()
+
+
+def left_in(events: Path) -> dict[str, tuple[str, str]]:
+    return {one["name"]: (one["reason"], one["text"]) for one in read_file(str(events)) if one["kind"] == "left"}
+
+
+def test_status_top_and_events_tell_the_reasons(tmp_path):
+    pytest.importorskip("prometheus_client")
+    events = tmp_path / "run.events"
+    with run_with(*TEXTS, "stays") as (comm, everybody, processes, address), page_of(address, events):
+        for way in TEXTS:
+            go(processes[way])
+        reasons_seen(comm, everybody, len(TEXTS))
+        told = {one.name: (one.reason, one.text) for one in comm.diagnose().departures}
+        top = subprocess.check_output(
+            [sys.executable, "-m", "pccl", "top", "--once", "--master", address], env=ENVIRONMENT, text=True
+        )
+        until(lambda: left_in(events).keys() >= set(TEXTS), "events of the members that went")
+        for way, text in TEXTS.items():
+            assert told[way][0] is WAYS[way]
+            assert told[way][1].startswith(text)
+            assert left_in(events)[way] == (WAYS[way].name.lower(), told[way][1])
+            assert f"{way}, " in top
+            assert told[way][1] in top
+        name = comm.name
+        comm.close()  # nobody loses the last ones, either
+        go(processes["stays"])
+        until(lambda: "stays" in left_in(events), "an event of the end of the run")
+        assert {left_in(events)[one] for one in ("stays", name)} == {("ended", TEXTS["close"])}

@@ -66,7 +66,7 @@ function take(event) {
   else if (kind === "failover") run.failovers.push(at);
   else if (kind === "left") {
     const open = run.members.get(event.member)?.spans.at(-1);
-    if (open) open[1] = at;
+    if (open) open.splice(1, 2, at, event);
   } else if (kind === "epoch") run.epochs.push(event);
   else if (kind === "master") {
     const open = run.gone.at(-1);
@@ -144,7 +144,7 @@ const isIn = (member, at) => member.spans?.some(([from, to]) => from <= at && at
 const membersAt = (at) => [...run.members].filter(([, member]) => isIn(member, at));
 const findingsAt = (at) => run.findings.filter((one) => one.from <= at && at < one.to);
 const lostAt = (at) => [...run.members].flatMap(([id, member]) => // the newest first
-  (member.spans ?? []).filter(([, to]) => to <= at && at - to < RECENT_SECONDS && !isIn(member, at)).slice(-1).map(([, to]) => [id, to]))
+  (member.spans ?? []).filter(([, to]) => to <= at && at - to < RECENT_SECONDS && !isIn(member, at)).slice(-1).map(([, to, event]) => [id, to, event]))
   .sort((a, b) => b[1] - a[1]);
 const shownTime = () => view.at ?? run.last;
 // Where there is no room for a whole name: without the domain, and with its two ends.
@@ -175,10 +175,13 @@ function mismatch(event) {
   return `${label(event.member ?? "")} had other content of the shared state, ${event.repaired ? `repaired at revision ${event.revision}` : "not repaired"}`;
 }
 
+const departure = (event) => event?.text ?? "was lost, or left"; // older files have no reason
+const wasLost = (event) => !["drained", "left", "ended"].includes(event?.reason);
+
 function told(event) {
   const who = event.member ? label(event.member) : "";
   return {
-    acted: `${event.action === "drain" ? "drained" : "expelled"} by hand: ${who}`, joined: `${who} joined`, left: `${who} was lost, or left`,
+    acted: `${event.action === "drain" ? "drained" : "expelled"} by hand: ${who}`, joined: `${who} joined`, left: `${who} ${departure(event)}`,
     epoch: event.epoch ? `epoch ${event.epoch}: ${counted(event.members)}` : "the master serves no run",
     failover: `a master has taken the run up (generation ${event.generation})`, master: event.answers ? "the master answers" : event.text,
     protection: `${who}: ${event.protection} ${event.missing ? `missing${event.steps == null ? "" : `, a loss now costs ${event.steps} steps`}` : "there again"}`,
@@ -221,12 +224,12 @@ function drawState(at, members, findings) {
   const other = gone ? undefined : run.events.findLast((one) => one.kind === "state_mismatch" && one.at <= at && at - one.at < RECENT_SECONDS);
   const mismatched = other ? ` ${mismatch(other)}, ${ago(at - other.at)}.` : "";
   $("news").textContent = lost.length === 0 ? mismatched.trim()
-    : `${lost.slice(0, 3).map(([id]) => label(id)).join(", ")}${lost.length > 3 ? ` and ${lost.length - 3} more` : ""} ${lost.length === 1 ? "was" : "were"} lost, or left, ${ago(at - lost[0][1])}; ${count} ${count === 1 ? "continues" : "continue"}.${mismatched}`;
+    : `${lost.slice(0, 3).map(([id, , event]) => `${label(id)} ${departure(event)}`).join("; ")}${lost.length > 3 ? `; and ${lost.length - 3} more` : ""}, ${ago(at - lost[0][1])}; ${count} ${count === 1 ? "continues" : "continue"}.${mismatched}`;
   const sum = run.sums[before(run.sums.map((one) => one.at), at)];
   const share = sum?.spent ? `, ${Math.round((100 * sum.useful) / sum.spent)}% of the members' time without waits` : "";
   $("progress").textContent = sum && epoch ? `Epoch ${epoch.epoch}, ${Math.round(sum.operations).toLocaleString("en")} operations in ${span(at - run.first)}${share}` : "";
   $("report").textContent = gone ? "" : reported(members.map(([id]) => id), at);
-  document.querySelector("header").className = gone ? "fails" : gravest?.finding === "hung" ? "fails" : gravest || lost.length || other ? "warns" : "";
+  document.querySelector("header").className = gone ? "fails" : gravest?.finding === "hung" ? "fails" : gravest || lost.some(([, , event]) => wasLost(event)) || other ? "warns" : "";
   document.title = gone ? "pccl: no master" : gravest ? `pccl: ${gravest.finding.replaceAll("_", " ")}` : `pccl: ${counted(count)}`;
   $("when").textContent = view.at === null ? (run.live ? "" : moment(at)) : moment(at);
   $("live").setAttribute("aria-pressed", view.at === null);
@@ -331,7 +334,7 @@ const namesLink = (one, from, to) => (one.other ? one.member === from && one.oth
   : one.finding === "slow_sender" ? one.member === from : one.finding === "slow_receiver" && one.member === to);
 
 function drawRing(at, members, findings) {
-  const lost = new Set(lostAt(at).map(([id]) => id)), ids = [...run.members.keys()].filter((id) => lost.has(id) || isIn(run.members.get(id), at));
+  const lost = new Map(lostAt(at).map(([id, , event]) => [id, event])), ids = [...run.members.keys()].filter((id) => lost.has(id) || isIn(run.members.get(id), at));
   const places = new Map(ids.map((id, i) => {
     const angle = (2 * Math.PI * i) / ids.length - Math.PI / 2;
     return [id, [95 * Math.cos(angle), 95 * Math.sin(angle)]];
@@ -357,7 +360,7 @@ function drawRing(at, members, findings) {
     shapes.push(svg("circle", { cx: x, cy: y, r: ids.length > 64 ? 1.5 : 5, "data-member": id,
       class: gone ? "lost" : finding?.finding === "hung" || silent ? "named silent" : finding ? "named" : "" }));
     if (ids.length > 32 && !finding && !gone) continue;
-    const state = gone ? "lost" : sign[finding?.finding] ?? (silent ? "silent" : "");
+    const state = gone ? (wasLost(lost.get(id)) ? "lost" : "left") : sign[finding?.finding] ?? (silent ? "silent" : "");
     const spot = { x: x * 1.08, y: y * 1.13 + 3, "text-anchor": x < -20 ? "end" : x > 20 ? "start" : "middle" };
     const text = svg("text", spot, brief(id, NAME_MOST.ring));
     text.append(svg("title", {}, label(id)));
@@ -434,10 +437,10 @@ function drawLine(at) {
         bar(c.busy, 0, busy - late);
       }
     }
-    for (const [from, to] of member.spans) {
+    for (const [from, to, event] of member.spans) {
       if (row < 6) continue;
       if (from > run.first) mark(from, "▲", c.good, top + row);
-      if (to !== Infinity) mark(to, "✕", c.silent, top + row);
+      if (to !== Infinity) mark(to, wasLost(event) ? "✕" : "▽", wasLost(event) ? c.silent : c.soft, top + row);
     }
     pen.fillStyle = c.waits;
     for (const one of run.findings)

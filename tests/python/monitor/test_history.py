@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reports import edge
 
-from pccl import Diagnosis, EdgeReport, Finding, FindingKind, JoinerReport, MemberReport
+from pccl import DepartureReport, Diagnosis, EdgeReport, Finding, FindingKind, JoinerReport, LossReason, MemberReport
 from pccl._names import short
 from pccl._reports import JOINING
 from pccl.monitor import history
@@ -40,6 +40,11 @@ def told(
     return Diagnosis(findings, members, edges, 5.0, epoch=epoch)
 
 
+def departure(number: int, reason: LossReason, why: str = "why", ago: float = 0.5) -> DepartureReport:
+    of = member(number)
+    return DepartureReport(uuid=of.uuid, group=0, rank=number, reason=reason, ago_seconds=ago, why=why, name=of.name)
+
+
 def kinds(events: list[history.Event]) -> list[str]:
     return [event["kind"] for event in events]
 
@@ -55,8 +60,56 @@ def test_members_come_and_go():
         ("joined", "00000003"),
         ("epoch", None),
     ]
+    assert later[0]["reason"] == "unknown"
     assert later[1]["name"] == "host-3"
     assert later[1]["address"] == "10.0.0.3:48149"
+
+
+TEXTS = {
+    LossReason.UNKNOWN: "was lost (unknown: why)",
+    LossReason.DIED: "was lost (died: why)",
+    LossReason.SILENT: "was lost (silent: why)",
+    LossReason.UNREACHABLE: "was lost (unreachable: why)",
+    LossReason.EXPELLED: "was expelled: why",
+    LossReason.DRAINED: "was drained: why",
+    LossReason.LEFT: "left: why",
+    LossReason.ENDED: "ended: why",
+}
+
+
+@pytest.mark.parametrize("reason", LossReason)
+def test_an_event_tells_why_a_member_is_gone(reason):
+    recorder, metrics = Recorder(), Metrics()
+    answers = [told(member(1), member(2)), replace(told(member(1), epoch=2), departures=(departure(2, reason),))]
+    for second, answer in enumerate(answers):
+        events = recorder.observe(float(second), answer)
+        metrics.observe(answer, events)
+    assert events[0] == {
+        "at": 1.0,
+        "kind": "left",
+        "member": "00000002",
+        "name": "host-2",
+        "reason": reason.name.lower(),
+        "text": TEXTS[reason],
+    }
+    assert "lost" not in TEXTS[reason] or reason.lost
+    family = "pccl_losses_total" if reason.lost else "pccl_leaves_total"
+    assert f'{family}{{reason="{reason.name.lower()}"}} 1.0' in metrics.text().decode()
+    assert recorder.observe(2.0, replace(answers[1], departures=(departure(2, reason, ago=1.5),))) == []
+    assert answers[1].to_json()["departures"][0]["reason"] == reason.name.lower()
+    assert str(departure(2, reason)) == f"rank 2 (host-2, 00000002) {TEXTS[reason]}, 0 s ago"
+
+
+def test_a_member_that_comes_and_goes_between_two_answers_is_told():
+    recorder = Recorder()
+    earlier = departure(8, LossReason.DIED, ago=0.5)
+    first = recorder.observe(1.0, replace(told(member(1)), departures=(earlier,)))
+    assert "left" not in kinds(first)
+    both = (replace(earlier, ago_seconds=1.5), departure(9, LossReason.DIED, ago=0.2))
+    events = recorder.observe(2.0, replace(told(member(1)), departures=both))
+    assert [(event["kind"], event["member"]) for event in events] == [("left", "00000009")]
+    ended = replace(told(), departures=(*both, departure(1, LossReason.ENDED)))
+    assert [event["reason"] for event in recorder.observe(3.0, ended) if event["kind"] == "left"] == ["ended"]
 
 
 def test_a_finding_is_told_once_and_when_it_is_over():

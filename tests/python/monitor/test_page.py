@@ -22,9 +22,10 @@ pytest.importorskip("prometheus_client")
 from browsers import browser_page
 from click.testing import CliRunner
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from test_history import joiner, member, straggler, told
+from test_history import departure, joiner, member, straggler, told
 
 import pccl
+from pccl import LossReason
 from pccl._address import is_loopback
 from pccl.cli import main
 from pccl.cli.top import Access
@@ -471,6 +472,8 @@ def test_a_browser_shows_findings_and_losses(tmp_path):
             ]
             findings = (straggler(member(2)),) if second >= 20 else ()
             answer = told(*members, epoch=1 + (second >= 10), findings=findings)
+            if second >= 10:
+                answer = replace(answer, departures=(departure(3, LossReason.DIED, "its connection ended", second - 9.5),))
             log.add(recorder.observe(begin + second, replace(answer, joiners=(joiner(second * 10**8, float(second)),))))
     with browser_page() as (shown, problems), Command("replay", str(path)) as replay:
         shown.goto(replay.url)
@@ -478,7 +481,8 @@ def test_a_browser_shows_findings_and_losses(tmp_path):
         assert shown.inner_text("#state").startswith("3 members")
         assert shown.inner_text("#finding") == "it is late"
         assert "host-2" in shown.inner_text("tr.named")
-        assert any("host-3 (00000003) was lost, or left" in one for one in shown.locator("#events li").all_inner_texts())
+        went = "host-3 (00000003, rank 0) was lost (died: its connection ended)"
+        assert any(went in one for one in shown.locator("#events li").all_inner_texts())
         assert shown.locator("td.differs").all_inner_texts() == ["7 abababab"]
         assert "was replaced" in (shown.locator("td.differs").get_attribute("title") or "")
         assert shown.inner_text("#joiners li").startswith("host-9 (00000009) copies the state: 2.9 GB of 4.0 GB, about 11 s left")

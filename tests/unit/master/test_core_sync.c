@@ -283,7 +283,9 @@ static void check_states(const char *want) {
     static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
     static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
     static struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
-    struct wire_matrix matrix = {.members = members, .edges = edges, .numbers = numbers, .joiners = joiners};
+    static struct wire_departure departures[WIRE_MAX_DEPARTURES];
+    struct wire_matrix matrix = {
+        .members = members, .edges = edges, .numbers = numbers, .joiners = joiners, .departures = departures};
     struct wire_buffer out = {0};
     struct wire_header header = {0};
     char text[TEXT] = "";

@@ -10,6 +10,7 @@ static struct wire_matrix_member members[WIRE_MAX_MEMBERS];
 static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
 static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
 static struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
+static struct wire_departure departures[WIRE_MAX_DEPARTURES];
 
 static void tell(char who, const char *others, uint64_t ops) {
     static struct wire_telemetry told;
@@ -22,7 +23,8 @@ static void tell(char who, const char *others, uint64_t ops) {
 }
 
 static struct wire_matrix ask(void) {
-    struct wire_matrix answer = {.members = members, .edges = edges, .numbers = numbers, .joiners = joiners};
+    struct wire_matrix answer = {
+        .members = members, .edges = edges, .numbers = numbers, .joiners = joiners, .departures = departures};
     struct wire_buffer out = {0};
     struct wire_header header;
     table.now_ns += MATRIX_ANSWER_MS * MS_NS;
@@ -44,7 +46,7 @@ void *__wrap_calloc(size_t count, size_t bytes) {
 
 static void test_refused(void) {
     open_membership("without memory there is no answer, and none without members is kept", "ab");
-    for (unsigned at = 1; at <= 4; at++) {
+    for (unsigned at = 1; at <= 5; at++) {
         struct wire_buffer out = {0};
         refuse_at = at;
         table.now_ns += MATRIX_ANSWER_MS * MS_NS;
@@ -286,6 +288,29 @@ static void test_joiners(void) {
     close_membership();
 }
 
+static void test_departures(void) {
+    open_membership("the members that went last, with reason and rank, and as many as there is room for", "abc");
+    struct wire_member member = {.group = 7, .name = {"host-a"}};
+    table.now_ns += SECOND_NS;
+    membership_expel(&table, peer('b'), "it sent %s", "nonsense");
+    struct wire_matrix answer = ask();
+    CHECK_EQ(answer.departure_count, 1);
+    CHECK_EQ(departures[0].gone.reason, WIRE_LOSS_EXPELLED);
+    CHECK_STR(departures[0].gone.why, "it sent nonsense");
+    CHECK_EQ(departures[0].rank, 1);
+    CHECK_EQ(departures[0].ago_us, MATRIX_ANSWER_MS * 1000);
+    for (uint32_t i = 0; i < WIRE_MAX_DEPARTURES; i++)
+        membership_note_lost(&table, &member, i, i == 0 ? WIRE_LOSS_DIED : WIRE_LOSS_ENDED, "it went");
+    answer = ask();
+    CHECK_EQ(answer.departure_count, WIRE_MAX_DEPARTURES);
+    CHECK_EQ(departures[0].gone.reason, WIRE_LOSS_DIED);
+    CHECK_EQ(departures[WIRE_MAX_DEPARTURES - 1].rank, WIRE_MAX_DEPARTURES - 1);
+    CHECK_STR(departures[1].name.chars, "host-a");
+    CHECK_EQ(departures[1].group, 7);
+    matrix_fini(&matrix);
+    close_membership();
+}
+
 static void test_numbers(void) {
     open_membership("numbers of a program stay until others take their place, or the member is gone", "ab");
     struct wire_numbers told = {.count = 2, .list = {{"loss", 0.5}, {"tokens", 7}}};
@@ -359,6 +384,7 @@ int main(void) {
     test_long_ops();
     test_rate();
     test_joiners();
+    test_departures();
     test_numbers();
     test_places();
     test_look();

@@ -529,6 +529,7 @@ static struct wire_matrix_member matrix_members[WIRE_MAX_MEMBERS];
 static struct wire_matrix_edge matrix_edges[WIRE_MAX_EDGES];
 static struct wire_matrix_number matrix_numbers[WIRE_MAX_NUMBERS_TOLD];
 static struct wire_matrix_joiner matrix_joiners[WIRE_MAX_JOINERS];
+static struct wire_departure matrix_departures[WIRE_MAX_DEPARTURES];
 
 static struct wire_state random_state(void) {
     return (struct wire_state){.kind = (uint8_t)(check_random(&seed) % (WIRE_STATE_REPLACED + 1)),
@@ -552,7 +553,18 @@ static void write_matrix(struct wire_buffer *out, uint32_t size) {
                                   .number_count = size * 2,
                                   .numbers = matrix_numbers,
                                   .joiner_count = size < WIRE_MAX_JOINERS ? size : WIRE_MAX_JOINERS,
-                                  .joiners = matrix_joiners};
+                                  .joiners = matrix_joiners,
+                                  .departure_count = size < WIRE_MAX_DEPARTURES ? size
+                                                     : WIRE_MAX_MEMBERS - size < WIRE_MAX_DEPARTURES
+                                                         ? WIRE_MAX_MEMBERS - size
+                                                         : WIRE_MAX_DEPARTURES,
+                                  .departures = matrix_departures};
+    for (uint32_t i = 0; i < message.departure_count; i++) {
+        matrix_departures[i] = (struct wire_departure){
+            .gone = {.reason = (uint8_t)(i % (WIRE_LOSS_ENDED + 1))}, .rank = i, .ago_us = random_number()};
+        random_id(&matrix_departures[i].gone.id);
+        memset(matrix_departures[i].gone.why, 'w', i * WIRE_MAX_WHY / WIRE_MAX_DEPARTURES);
+    }
     for (uint32_t i = 0; i < message.joiner_count; i++) {
         matrix_joiners[i] = (struct wire_matrix_joiner){.group = i,
                                                         .address = random_address(),
@@ -575,8 +587,11 @@ static void write_matrix(struct wire_buffer *out, uint32_t size) {
 }
 
 static bool again_matrix(struct wire_buffer *out, const uint8_t *body, size_t length) {
-    struct wire_matrix message = {
-        .members = matrix_members, .edges = matrix_edges, .numbers = matrix_numbers, .joiners = matrix_joiners};
+    struct wire_matrix message = {.members = matrix_members,
+                                  .edges = matrix_edges,
+                                  .numbers = matrix_numbers,
+                                  .joiners = matrix_joiners,
+                                  .departures = matrix_departures};
     if (!wire_decode_matrix(body, length, &message)) return false;
     wire_encode_matrix(out, (struct wire_header){0}, &message);
     return true;
