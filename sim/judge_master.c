@@ -58,9 +58,38 @@ static bool is_heard(const struct pccl_sim *s, uint64_t run, uint64_t generation
     return false;
 }
 
+// All members hear the same of who is gone, and nobody is said to have left who did not, or to be lost who did.
+static void judge_gone(struct pccl_sim *s, uint32_t k, bool again, const struct wire_header *header,
+                       const struct wire_epoch_commit *commit) {
+    uint64_t digest = commit->gone_count;
+    for (uint32_t i = 0; i < commit->gone_count; i++) {
+        uint32_t life;
+        int slot = sim_slot(&commit->gone[i].id, &life);
+        uint8_t reason = commit->gone[i].reason;
+        digest = sim_mix(digest + reason + 8 * (uint64_t)(slot + 1) + 4096 * (uint64_t)life);
+        if (slot < 0 || slot >= (int)s->peers || truth_is_tainted(s, slot, life)) continue;
+        bool heard = s->said->left[slot].life == life && s->said->left[slot].run == header->run &&
+                     s->said->left[slot].generation == header->generation;
+        bool ended = heard && s->said->left[slot].ended, expelled = s->said->expelled[slot] == life;
+        bool wrong = reason == WIRE_LOSS_UNKNOWN  ? header->generation <= 1
+                     : reason == WIRE_LOSS_ENDED  ? !ended
+                     : reason == WIRE_LOSS_LEFT   ? !heard
+                     : reason == WIRE_LOSS_DIED   ? ended
+                     : reason == WIRE_LOSS_SILENT ? !expelled || ended
+                                                  : reason == WIRE_LOSS_EXPELLED && !expelled;
+        if (wrong)
+            sim_fail(s, "agreement", "the master says of peer %d that it %s, which is not so", slot + 1,
+                     wire_loss_name(reason));
+    }
+    if (again && digest != s->said->gone[k])
+        sim_fail(s, "agreement", "members of epoch %llu hear different reasons of a loss",
+                 (unsigned long long)header->epoch);
+    s->said->gone[k] = digest;
+}
+
 static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const struct control *control,
                      const struct wire_header *header, const uint8_t *body) {
-    struct wire_epoch_commit commit = {.epoch.members = s->said->members};
+    struct wire_epoch_commit commit = {.epoch.members = s->said->members, .gone = s->said->gone_list};
     struct truth *truth = truth_for(s, header->run);
     if (!wire_decode_epoch_commit(body, header->length, &commit)) {
         sim_fail(s, "no trust in bytes", "the master made an EPOCH that cannot be read");
@@ -70,6 +99,10 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
         s->said->regrouped_at[control->group] = s->now;
         s->said->regrouped[control->group] = header->epoch;
     }
+    judge_gone(s, k,
+               s->said->last[k].life == master_life && s->said->last[k].run == header->run &&
+                   s->said->last[k].generation == header->generation && s->said->last[k].number == commit.epoch.number,
+               header, &commit);
     s->said->last[k].life = master_life;
     s->said->last[k].run = header->run;
     s->said->last[k].generation = header->generation;
@@ -235,6 +268,12 @@ static void note_unreachable(struct pccl_sim *s, const struct control *control, 
 void judge_link_report(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
                        const uint8_t *body) {
     if (header->type == WIRE_LINKED) note_unreachable(s, control, header, body);
+    if (header->type == WIRE_LEAVE || header->type == WIRE_LEAVING) {
+        s->said->left[control->slot].life = control->life;
+        s->said->left[control->slot].run = header->run;
+        s->said->left[control->slot].generation = header->generation;
+        s->said->left[control->slot].ended = header->type == WIRE_LEAVE;
+    }
     struct wire_link_down down;
     uint32_t life;
     if (header->type != WIRE_LINK_DOWN || !wire_decode_link_down(body, header->length, &down)) return;
@@ -261,6 +300,7 @@ void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struc
         if (header.type == WIRE_EXPELLED) {
             on_expelled(s, &s->controls[send->conn], &header, body, expelled);
             expelled |= 1U << s->controls[send->conn].slot;
+            s->said->expelled[s->controls[send->conn].slot] = s->controls[send->conn].life;
         }
         if (header.type == WIRE_VERDICT) on_verdict(s, s->controls[send->conn].group, &header, body);
         if (header.type == WIRE_SYNC_END) on_sync_end(s, &s->controls[send->conn], &header, body);

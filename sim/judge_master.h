@@ -14,7 +14,15 @@ struct judged_masters {
     int64_t reported_at[SLOTS][SLOTS], regrouped_at[GROUPS];
     uint64_t regrouped[GROUPS];         // in which epoch
     int64_t unreached_at[SLOTS][SLOTS]; // when the one said of the other that it has no links to it for a candidate
+    struct {
+        uint32_t life;
+        uint64_t run, generation; // of the master that heard its LEAVING, or its LEAVE
+        bool ended;               // the latter
+    } left[SLOTS];
+    uint32_t expelled[SLOTS];                     // life that was told so
+    uint64_t gone[MASTERS_MOST];                  // digest of what the last epoch told of those who are gone
     struct wire_member members[WIRE_MAX_MEMBERS]; // scratch
+    struct wire_gone gone_list[WIRE_MAX_MEMBERS];
     struct wire_verdict verdict;
     struct wire_sync_end sync_end;
 };
@@ -22,7 +30,7 @@ struct judged_masters {
 // Judges what a master sends in that life.
 void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct actions *actions, size_t first,
                  size_t end);
-// A LINK_DOWN or LINKED, as a master hears it.
+// A LINK_DOWN, LINKED, LEAVING or LEAVE, as a master hears it.
 void judge_link_report(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
                        const uint8_t *body);
 

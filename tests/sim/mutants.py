@@ -593,6 +593,24 @@ MUTANTS: list[Mutant] = [
         faults=NOTICE,
     ),
     Mutant(
+        name="who_dies_ended_well",
+        file="master/core.c",
+        old="membership_drop(&run->table, peer, WIRE_LOSS_DIED",
+        new="membership_drop(&run->table, peer, WIRE_LOSS_ENDED",
+    ),
+    Mutant(
+        name="who_leaves_has_died",
+        file="master/core.c",
+        old="membership_drop(table, peer, WIRE_LOSS_ENDED",
+        new="membership_drop(table, peer, WIRE_LOSS_DIED",
+    ),
+    Mutant(
+        name="one_group_hears_why",  # the members of the others hear of no reason
+        file="master/run.c",
+        old="        membership_send_group(table, group);\n    }\n    table->lost_count = 0;",
+        new="        membership_send_group(table, group);\n        message.gone_count = 0;\n    }\n    table->lost_count = 0;",
+    ),
+    Mutant(
         name="more_than_most",
         file="master/run.c",
         old="most > table->count ? most - table->count : 0",
