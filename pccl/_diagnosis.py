@@ -51,15 +51,18 @@ def _ask(endpoint: Endpoint, timeout: float, keys: str | bytes | None, insecure:
 
 
 def remove_member(
-    endpoint: Endpoint, member: UUID, *, at_update: bool, keys: str | bytes | None = None, timeout: float = 3.0
+    endpoint: Endpoint, member: UUID, *, at_update: bool, by: str = "", keys: str | bytes | None = None, timeout: float = 3.0
 ) -> None:
     """Has the master at this address take a member out: at its next update, as after `leave`, or at once, as if it had died.
 
+    `by`: who asks, and what for; of more than 95 bytes the beginning. The errors of the member and of the survivors tell it.
     `keys` is a file of keys for masters, or what `credentials` returns; None: what the environment names. PCCLError
     (INVALID_ARGUMENT): these are no keys of masters; (INVALID_USAGE): the master refuses, or there is no such member.
     ConnectError: no master answers there.
     """
-    arguments = *_request("remove_member", endpoint, member, keys, timeout), at_update, int(timeout * 1000)
+    said = "".join(one if one.isprintable() else "?" for one in by).encode("utf-8", "replace")[:BY_BYTES]
+    asked = at_update, said.decode("utf-8", "ignore").encode(), int(timeout * 1000)
+    arguments = *_request("remove_member", endpoint, member, keys, timeout), *asked
     PCCLError.check(_C.pccl_ext_remove_member(*arguments), "remove_member")
 
 
@@ -100,6 +103,9 @@ def _path(keys: str | bytes | None) -> Any:
 
 STACKS_BYTES = 16 * 1024 + 1
 """Of a member, with a zero."""
+
+BY_BYTES = 95
+"""Of who asks for a removal, and what for."""
 
 RUNS_BYTES = 8192
 """Of the list of a master's runs."""

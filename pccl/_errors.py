@@ -170,12 +170,13 @@ class PeerLostError(PCCLError):
     """The op was aborted because a member of the group was lost. Launched again, it runs among the survivors.
 
     `ranks`, `names` and `reasons`: of a collective over a group, the ranks and names of the members that are lost, and why. A
-    name is "" if the member has none.
+    name is "" if the member has none. `causes` has what the master says of each, such as who expelled it.
     """
 
     ranks: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     reasons: tuple[LossReason, ...] = ()
+    causes: tuple[str, ...] = ()
 
     @property
     def reason(self) -> LossReason | None:

@@ -10,7 +10,7 @@ from pccl._calls import NativeHandle, call
 from pccl._errors import LossReason, PCCLError, PeerLostError
 from pccl._exports import publish
 from pccl._loader import _C, _ffi
-from pccl._names import name_of, rank_label, with_names
+from pccl._names import name_of, rank_label, text_of, with_names
 
 _UUIDS = _ffi.typeof("pcclRankUuid_t[]")
 
@@ -63,13 +63,13 @@ def members_of(handle: NativeHandle, *, snapshot: bool = False) -> tuple[UUID, .
             return tuple(UUID(bytes=bytes(uuids[i].data)) for i in range(count[0]))
 
 
-def reason_lost(handle: NativeHandle, uuid: UUID) -> LossReason:
-    """Returns why a member is gone. UNKNOWN for one that was lost long ago, and after `close`."""
+def reason_lost(handle: NativeHandle, uuid: UUID) -> tuple[LossReason, str]:
+    """Returns why a member is gone, and what the master says. UNKNOWN and "" if it was lost long ago, and after `close`."""
     c_uuid = _ffi.new("pcclRankUuid_t *", (list(uuid.bytes),))
-    reason, why = _ffi.new("pccl_ext_loss_t *"), _ffi.new("char[]", 80)
+    reason, why = _ffi.new("pccl_ext_loss_t *"), _ffi.new("char[]", 128)
     with contextlib.suppress(PCCLError):
-        call(handle, "pccl_ext_peer_loss", c_uuid, reason, why, 80)
-    return LossReason(reason[0])
+        call(handle, "pccl_ext_peer_loss", c_uuid, reason, why, 128)
+    return LossReason(reason[0]), text_of(why)
 
 
 def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID], living: Collection[UUID]) -> None:
@@ -77,7 +77,8 @@ def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID
     lost = [(rank, member) for rank, member in enumerate(members) if member not in living]
     error.ranks = tuple(rank for rank, _ in lost)
     error.names = tuple(name_of(handle, member) for _, member in lost)
-    error.reasons = tuple(reason_lost(handle, member) for _, member in lost)
+    told = [reason_lost(handle, member) for _, member in lost]
+    error.reasons, error.causes = tuple(reason for reason, _ in told), tuple(why for _, why in told)
     labels = {rank: rank_label(rank, name, member) for (rank, member), name in zip(lost, error.names, strict=True)}
     error.detail = with_names(error.detail, labels)
 

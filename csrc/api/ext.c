@@ -90,11 +90,13 @@ static pcclResult_t end_request(const struct request *request, int error, const 
 }
 
 pcclResult_t pccl_ext_remove_member(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                    const uint8_t member[16], bool at_update, uint32_t limit_ms) {
+                                    const uint8_t member[16], bool at_update, const char *by, uint32_t limit_ms) {
     struct request request;
     struct wire_text why;
+    REQUIRE_NOT_NULL(by);
     RETURN_IF_FAILED(begin_request(address, run, keys, member, &request));
     struct wire_remove remove = {.id = request.member, .at_update = at_update};
+    strncpy(remove.by, by, WIRE_MAX_BY);
     int error = status_query_remove(request.transport, &request.master, &request.run, &remove,
                                     platform_now_ns() + limit_ms * MS_NS, &why);
     return end_request(&request, error, &why);

@@ -73,9 +73,10 @@ pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const c
 
 // Has a member taken out of a run: at its next update (`at_update`; its program ends as after pcclLeave), or at once,
 // as if it had been lost. `keys`: a file for masters; NULL: PCCL_KEYS. Otherwise as pccl_ext_master_has_run.
+// `by`: who asks, and what for, which its own error and those of the survivors tell; cut to 95 bytes.
 // pcclInvalidArgument: the keys cannot be used, or are those of peers. pcclInvalidUsage: the master has refused it.
 pcclResult_t pccl_ext_remove_member(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                    const uint8_t member[16], bool at_update, uint32_t limit_ms);
+                                    const uint8_t member[16], bool at_update, const char *by, uint32_t limit_ms);
 
 // Asks a member for the Python stacks of its threads: text, cut to `capacity` > 0 with its zero, in which any bytes may
 // be. Otherwise as pccl_ext_remove_member. pcclTimedOut: the member has not answered in time.

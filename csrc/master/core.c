@@ -1,5 +1,6 @@
 #include "master/core.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -349,6 +350,9 @@ const struct actions *core_remove(struct master_core *core, int64_t now_ns, cons
     struct membership *table = &core->run.table;
     struct peer_record *peer = membership_by_id(table, &remove->id);
     begin_event(core, now_ns);
+    char text[WIRE_MAX_WHY + 1];
+    snprintf(text, sizeof text, remove->by[0] == 0 ? "the operator %s it" : "the operator %s it (%s)",
+             remove->at_update ? "drained" : "removed", remove->by);
     *why = peer == NULL || peer->gone ? "there is no such peer in the run" : NULL;
     if (*why != NULL) return settle(core);
     if (remove->at_update && !peer->accepted) {
@@ -356,10 +360,10 @@ const struct actions *core_remove(struct master_core *core, int64_t now_ns, cons
     } else if (remove->at_update) {
         struct wire_leaving leaving = {.id = remove->id, .within_ms = WIRE_WITHIN_UNKNOWN, .at_update = 1};
         actions_log(&table->actions, LOG_NOTICE, "the operator drains %s", membership_label_at(peer).chars);
-        peer->drained = true;
+        memcpy(peer->drained, text, sizeof text);
         run_leaving(&core->run, peer, &leaving);
     } else {
-        membership_expel(table, peer, "the operator removed it");
+        membership_expel(table, peer, "%s", text);
     }
     return settle(core);
 }

@@ -42,15 +42,15 @@ struct peer_record {
     uint32_t conn;
     struct wire_member member;
     struct arrival heard;
-    uint32_t latency_us;           // worst of its links, 0 unknown
-    uint8_t masters;               // in its list
-    bool join_only;                // must not begin a run
-    bool copies;                   // newcomer: it copies the state, and is not to be admitted yet
-    struct wire_progress progress; // of that copy, as it has told
-    uint8_t vote;                  // wire_vote_kind of the open vote, or 0
-    bool leaving;                  // it has announced that it leaves, within `leaves_ns` if that is known (INT64_MAX)
-    bool leaves_at_update;         // the next update vote that passes takes it out
-    bool drained;                  // that was the wish of the operator
+    uint32_t latency_us;            // worst of its links, 0 unknown
+    uint8_t masters;                // in its list
+    bool join_only;                 // must not begin a run
+    bool copies;                    // newcomer: it copies the state, and is not to be admitted yet
+    struct wire_progress progress;  // of that copy, as it has told
+    uint8_t vote;                   // wire_vote_kind of the open vote, or 0
+    bool leaving;                   // it has announced that it leaves, within `leaves_ns` if that is known (INT64_MAX)
+    bool leaves_at_update;          // the next update vote that passes takes it out
+    char drained[WIRE_MAX_WHY + 1]; // the operator wished so: who and why; empty: it did not
     int64_t leaves_ns;
     int64_t waits_since;     // since its vote was opened; of a newcomer, since it came
     struct wire_waits waits; // what it has told that its program waits for, at `waits_ns`

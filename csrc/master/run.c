@@ -161,8 +161,8 @@ static bool release_leaving(struct run *run) {
         quorum_ended(&run->quorum, peer);
         wire_encode_empty(membership_frame(table), membership_header(table), WIRE_LEFT);
         membership_send(table, peer);
-        if (peer->drained)
-            membership_drop(table, peer, WIRE_LOSS_DRAINED, LOG_INFO, "the operator drained it");
+        if (peer->drained[0] != 0)
+            membership_drop(table, peer, WIRE_LOSS_DRAINED, LOG_INFO, peer->drained);
         else
             membership_drop(table, peer, WIRE_LOSS_LEFT, LOG_INFO, "it left, as announced");
     }

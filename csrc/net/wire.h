@@ -27,6 +27,7 @@ enum {
     WIRE_MAX_MEMBERS = 1024,
     WIRE_MAX_TEXT = 500,
     WIRE_MAX_WHY = 127,       // bytes of a text that says why a member is gone
+    WIRE_MAX_BY = 95,         // likewise who has an operator's request made, and what for
     WIRE_MAX_STACKS = 16384,  // bytes of the stacks of a peer's threads
     WIRE_MAX_NAME = 63,       // bytes of a peer's name
     WIRE_MAX_RUN = 64,        // bytes of the name of a run

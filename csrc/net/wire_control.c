@@ -159,6 +159,12 @@ static void visit_losses(struct cursor *c, uint32_t *count, struct wire_loss *lo
     }
 }
 
+const char *wire_loss_name(uint8_t reason) {
+    static const char *const names[] = {"unknown",  "died",    "silent", "unreachable",
+                                        "expelled", "drained", "left",   "ended"};
+    return names[reason];
+}
+
 // ---- messages, in the order of their numbers ----
 
 static void visit_identity(struct cursor *c, struct wire_hello *m) {
@@ -302,6 +308,8 @@ static void visit_leaving(struct cursor *c, struct wire_leaving *m) {
 static void visit_remove(struct cursor *c, struct wire_remove *m) {
     visit_id(c, &m->id);
     cursor_range(c, &m->at_update, 0, 1);
+    uint8_t length = visit_chars(c, m->by, 0, WIRE_MAX_BY);
+    if (cursor_judges(c)) cursor_expect(c, strnlen(m->by, length) == length);
 }
 
 static void visit_link_down(struct cursor *c, struct wire_link_down *m) {

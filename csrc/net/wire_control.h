@@ -531,7 +531,8 @@ struct wire_leaving {
 
 struct wire_remove {
     struct wire_id id;
-    uint8_t at_update; // 1: at the next update vote, as if it had announced that it leaves; 0: at once, expelled
+    uint8_t at_update;        // 1: at the next update vote, as if it had announced that it leaves; 0: at once, expelled
+    char by[WIRE_MAX_BY + 1]; // who asks, and what for, with zeros behind it; empty: it is not known
 };
 
 // Messages with a body of their own.

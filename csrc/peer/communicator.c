@@ -343,9 +343,11 @@ uint32_t communicator_lost_tell(const struct lost_members *lost, uint64_t after,
     for (uint32_t i = lost->count - room; i != lost->count; i++) {
         uint32_t place = i % COMMUNICATOR_LOST_MOST;
         if (lost->list[place].epoch <= after || told++ >= NAMED) continue;
-        at += (size_t)snprintf(out + at, capacity - at, "%s%s, %s", at > 0 ? "; " : "",
-                               peer_label(&lost->list[place].id, &lost->list[place].name).chars,
-                               wire_loss_name(lost->list[place].reason));
+        uint8_t reason = lost->list[place].reason; // of a decision the text says whose it was, and why
+        bool decided = reason == WIRE_LOSS_EXPELLED || reason == WIRE_LOSS_DRAINED;
+        at += (size_t)snprintf(out + at, capacity - at, "%s%s, %s%s%s", at > 0 ? "; " : "",
+                               peer_label(&lost->list[place].id, &lost->list[place].name).chars, wire_loss_name(reason),
+                               decided ? ": " : "", decided ? lost->list[place].why : "");
         if (at >= capacity) at = capacity - 1;
     }
     if (told > NAMED) snprintf(out + at, capacity - at, " and %u more", told - NAMED);

@@ -26,22 +26,27 @@ def _command(name: str, short_help: str) -> Callable[[Callable[..., Any]], click
     return make
 
 
+reason_option = click.option("--reason", default="", metavar="TEXT", help="what for; the members' logs and errors tell it")
+
+
 @_command("drain", "Let a member leave between two steps.")
-def drain(member: str, address: str, keys: str | None) -> None:
+@reason_option
+def drain(member: str, address: str, keys: str | None, reason: str) -> None:
     """Let MEMBER, a name or the beginning of an id, leave the run at its next update, as after `comm.leave()`.
 
     No operation of the others is aborted. The command needs the keys of the masters, such as run.master.
     """
-    _remove(address, member, keys, at_update=True)
+    _remove(address, member, keys, reason, at_update=True)
 
 
 @_command("expel", "Take a member out of a run at once.")
-def expel(member: str, address: str, keys: str | None) -> None:
+@reason_option
+def expel(member: str, address: str, keys: str | None, reason: str) -> None:
     """Take MEMBER, a name or the beginning of an id, out of the run at once, as if it had died.
 
     The command needs the keys of the masters, such as run.master.
     """
-    _remove(address, member, keys, at_update=False)
+    _remove(address, member, keys, reason, at_update=False)
 
 
 @_command("stacks", "Show where the program of a member stands.")
@@ -91,10 +96,10 @@ def _failure(error: PCCLError) -> click.ClickException:
     return (click.UsageError if error.result == Result.INVALID_ARGUMENT else click.ClickException)(error.detail)
 
 
-def _remove(address: str, member: str, keys: str | None, *, at_update: bool) -> None:
+def _remove(address: str, member: str, keys: str | None, reason: str, *, at_update: bool) -> None:
     masters, found = _look_up(address, member, keys)
     try:
-        masters.remove(found.uuid, at_update=at_update)
+        masters.remove(found.uuid, at_update=at_update, reason=reason)
     except PCCLError as error:
         raise _failure(error) from None
     click.echo(f"{_label(found)} leaves at its next update" if at_update else f"{_label(found)} is expelled")

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import json
 import os
+import pwd
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -205,9 +207,10 @@ class Masters:
             return idle
         raise ConnectError(failures[0].result, failures[0].func_name, "; ".join(said))
 
-    def remove(self, member: UUID, *, at_update: bool) -> None:
-        """Has the one that answered last take a member out; PCCLError as `remove_member`."""
-        remove_member(self._endpoints[0], member, at_update=at_update, keys=self._keys)
+    def remove(self, member: UUID, *, at_update: bool, reason: str = "") -> None:
+        """Has the one that answered last take a member out, for this user; PCCLError as `remove_member`."""
+        by = f"{user_name()}@{socket.gethostname()}{reason and ': '}{reason}"
+        remove_member(self._endpoints[0], member, at_update=at_update, by=by, keys=self._keys)
 
     def stacks(self, member: UUID) -> str:
         """The Python stacks of a member, from the one that answered last; PCCLError as `stacks_of`."""
@@ -256,6 +259,14 @@ class Masters:
             raise click.ClickException(error.detail + hint) from None
         except PCCLError as error:  # the keys: they cannot be used, or are missing
             raise click.UsageError(error.detail) from None
+
+
+def user_name() -> str:
+    """The name of this process's user, or its number."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def _listed(runs: dict[str, int]) -> str:

@@ -154,7 +154,7 @@ def _actor(masters: top.Masters, log: Log, clock: Callable[[], float]) -> Actor:
                 if found is None:
                     return False, f"{member} is no member of the run any more\n"
                 if action != "stacks":
-                    masters.remove(found.uuid, at_update=action == "drain")
+                    masters.remove(found.uuid, at_update=action == "drain", reason="by a button of pccl web")
             if action == "stacks":
                 return True, masters.stacks(found.uuid)
         except PCCLError as error:

@@ -198,10 +198,10 @@ class Losses:
         """What logs call these members, the lost ones too; "" for one that is not known."""
         return {member: name_of(self.communicator._handle, member) for member in members}
 
-    def told(self, members: Iterable[UUID]) -> dict[UUID, tuple[str, LossReason]]:
-        """The names of lost members, and why they are gone."""
+    def told(self, members: Iterable[UUID]) -> dict[UUID, tuple[str, LossReason, str]]:
+        """The names of lost members, why they are gone, and what the master says."""
         handle = self.communicator._handle
-        return {member: (name_of(handle, member), reason_lost(handle, member)) for member in members}
+        return {member: (name_of(handle, member), *reason_lost(handle, member)) for member in members}
 
     def lose(self, lost: Collection[UUID]) -> None:
         """Takes members out that an op was ended without: at once, or when the view is read."""

@@ -42,7 +42,8 @@ class PeerLostError(_errors.PeerLostError, CollectiveError):
     """A collective ended because members of the group were lost.
 
     `ranks` are the ranks that they had in the group when the call was made, `members` are their uuids in the run, `names` what
-    logs call them, and `reasons` why they are gone. `call` and `detail` become the text; `told` has names and reasons by uuid.
+    logs call them, `reasons` why they are gone, and `causes` what the master says of each. `call` and `detail` become the
+    text; `told` has the last three by uuid.
     """
 
     def __init__(
@@ -51,13 +52,15 @@ class PeerLostError(_errors.PeerLostError, CollectiveError):
         detail: str,
         ranks: tuple[int, ...],
         members: tuple[UUID, ...],
-        told: Mapping[UUID, tuple[str, LossReason]] | None = None,
+        told: Mapping[UUID, tuple[str, LossReason, str]] | None = None,
     ) -> None:
-        known = [(told or {}).get(member, ("", LossReason.UNKNOWN)) for member in members]
-        self.names = tuple(name for name, _ in known)
-        self.reasons = tuple(reason for _, reason in known)
+        known = [(told or {}).get(member, ("", LossReason.UNKNOWN, "")) for member in members]
+        self.names = tuple(name for name, _, _ in known)
+        self.reasons = tuple(reason for _, reason, _ in known)
+        self.causes = tuple(why for _, _, why in known)
         labels = [rank_label(rank, name, one) for rank, name, one in zip(ranks, self.names, members, strict=False)]
-        whys = [reason.name.lower() for reason in self.reasons]
+        decided = (LossReason.EXPELLED, LossReason.DRAINED)  # the text says by whom, and why
+        whys = [f"{one.name.lower()}{f': {why}' if one in decided and why else ''}" for _, one, why in known]
         if any(label in detail for label in labels):
             detail = f"{detail}; why: {', '.join(whys)}"
         elif labels:

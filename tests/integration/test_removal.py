@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +27,7 @@ from pccl import Communicator, MasterNode, _diagnosis, _stacks
 from pccl._address import parse_endpoint
 from pccl.cli import main
 from pccl.cli.remove import find, why_not
+from pccl.cli.top import user_name
 from pccl.monitor.server import ACT_COOKIE, COOKIE
 
 pytest.importorskip("prometheus_client")
@@ -48,8 +51,8 @@ def run_of(count: int, master_keys: str | None, peer_keys: str | None) -> Iterat
         yield address_of(master), comms
 
 
-def invoke(command: str, address: str, member: str, keys: str | None) -> Any:
-    return CliRunner().invoke(main, [command, member, "--master", address, *(["--keys", keys] if keys else [])])
+def invoke(command: str, address: str, member: str, keys: str | None, *options: str) -> Any:
+    return CliRunner().invoke(main, [command, member, "--master", address, *(["--keys", keys] if keys else []), *options])
 
 
 def leaves(comm: Communicator) -> None:
@@ -80,6 +83,7 @@ def test_commands(keys):
         assert missed.exit_code == 2
         assert missed.output.startswith('Error: no member is named "host"')
         assert all(f"host-{i} ({comm.uuid.hex[:8]})" in missed.output for i, comm in enumerate(comms))
+        group = comms[0].group(comms[0].members)
         drained = invoke("drain", address, "host-1", f"{keys}.master")
         assert drained.exit_code == 0, drained.output
         assert "leaves at its next update" in drained.output
@@ -87,11 +91,17 @@ def test_commands(keys):
         leaves(comms[1])
         for one in others:
             one.result()
-        expelled = invoke("expel", address, comms[2].uuid.hex[:8], f"{keys}.master")
+        told = f"the operator removed it ({user_name()}@{socket.gethostname()}: a disk fails, \u00fcber)"[:127]
+        expelled = invoke("expel", address, comms[2].uuid.hex[:8], f"{keys}.master", "--reason", "a disk fails, \u00fcber")
         assert expelled.exit_code == 0, expelled.output
-        with pytest.raises(pccl.PCCLError, match="operator removed it"):
+        with pytest.raises(pccl.PCCLError, match=re.escape(told)):
             comms[2].update_topology()
         on_all([comms[0], comms[3]], lambda comm, _: comm.update_topology())
+        with pytest.raises(pccl.PeerLostError) as caught:
+            comms[0].barrier(group=group, survivors=False)
+        causes = dict(zip(caught.value.reasons, caught.value.causes, strict=True))
+        drained_by = told.replace("removed", "drained").split(":")[0] + ")"
+        assert causes == {pccl.LossReason.DRAINED: drained_by, pccl.LossReason.EXPELLED: told}
         assert comms[0].world_size == 2
 
 

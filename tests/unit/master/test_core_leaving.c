@@ -9,11 +9,45 @@ static void left_at(int line, char peer) {
 }
 #define LEFT(peer) left_at(__LINE__, peer)
 
-static const char *removed(char peer, bool at_update) {
+// An EPOCH says why a member is gone.
+static void gone_at(int line, const char *peers, char who, enum wire_loss_reason reason, const char *why) {
+    static struct wire_gone gone[WIRE_MAX_MEMBERS];
+    for (; *peers; peers++) {
+        const struct frame *frame = take_at(line, *peers, WIRE_EPOCH);
+        struct wire_epoch_commit commit = {.epoch.members = members, .gone = gone};
+        check_that(wire_decode_epoch_commit(frame->body, frame->header.length, &commit), __FILE__, line, "decodes");
+        check_equal(commit.gone_count, 1, __FILE__, line, "gone");
+        check_equal(gone[0].id.bytes[0], id_of(who).bytes[0], __FILE__, line, "who");
+        check_equal(gone[0].reason, reason, __FILE__, line, "reason");
+        check_that(strcmp(gone[0].why, why) == 0, __FILE__, line, gone[0].why);
+        epochs[*peers - 'a'] = commit.epoch.number;
+    }
+}
+#define GONE(peers, who, reason, why) gone_at(__LINE__, peers, who, reason, why)
+
+static const char *removed_by(char peer, bool at_update, const char *by) {
     struct wire_remove remove = {.id = id_of(peer), .at_update = at_update};
+    snprintf(remove.by, sizeof remove.by, "%s", by);
     const char *why;
     act((inside = true, core_remove(m, now, &remove, &why)));
     return why;
+}
+
+static const char *removed(char peer, bool at_update) { return removed_by(peer, at_update, ""); }
+
+static void test_who_asks(void) {
+    begin("who has a member removed, and what for, is in its own error and in what the others hear of it");
+    form("abcd", 0);
+    CHECK(removed_by('b', false, "alice@host: a disk fails") == NULL);
+    EXPELLED('b', "the operator removed it (alice@host: a disk fails)");
+    GONE("acd", 'b', WIRE_LOSS_EXPELLED, "the operator removed it (alice@host: a disk fails)");
+    CHECK(removed_by('c', true, "bob@host") == NULL);
+    LEAVING("acd", 'c', WIRE_WITHIN_UNKNOWN, true);
+    vote("acd", WIRE_VOTE_UPDATE);
+    LEFT('c');
+    GONE("ad", 'c', WIRE_LOSS_DRAINED, "the operator drained it (bob@host)");
+    OUTCOME("ad", UPDATE, pcclSuccess, 0);
+    end();
 }
 
 static void test_removal(void) {
@@ -179,5 +213,6 @@ int main(void) {
     test_leaving();
     test_told();
     test_removal();
+    test_who_asks();
     return check_status();
 }

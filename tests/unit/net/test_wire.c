@@ -252,6 +252,7 @@ static void write_leaving(struct wire_buffer *out, uint32_t size) {
 static void write_remove(struct wire_buffer *out, uint32_t size) {
     struct wire_remove remove = {.at_update = (uint8_t)(size % 2)};
     random_id(&remove.id);
+    memset(remove.by, 'b', size);
     wire_encode_remove(out, random_header(), &remove);
 }
 
@@ -646,7 +647,7 @@ static const struct message {
     {WIRE_MISMATCH, 0, write_mismatch, again_mismatch},
     {WIRE_CANCEL, 0, write_cancel, again_cancel},
     {WIRE_LEAVING, 1, write_leaving, again_leaving},
-    {WIRE_REMOVE, 1, write_remove, again_remove},
+    {WIRE_REMOVE, WIRE_MAX_BY, write_remove, again_remove},
     {WIRE_REMOVED, WIRE_MAX_TEXT, write_removed, again_removed},
     {WIRE_LINK_DOWN, WIRE_MAX_LANES, write_link_down, again_link_down},
     {WIRE_MEASURE, WIRE_MAX_MEASURE_MS - 1, write_measure, again_measure},
@@ -846,6 +847,7 @@ static void test_bad_fields(void) {
         {WIRE_PRECOPY, 1 + 7, 1, false, "more than the limit"},
         {WIRE_PRECOPY, 1 + 8 + 4, 0, true, "more than all"},
         {WIRE_REMOVE, 16, 2, false, "at update 2"},
+        {WIRE_REMOVE, 17, WIRE_MAX_BY + 1, false, "too long a text"},
         {WIRE_DONORS, 0, WIRE_MAX_DONORS + 1, true, "too many donors"},
         {WIRE_DONORS, 4 + 16 + 2, 0, false, "no address"},
         {WIRE_DONORS, 4 + 16 + 3, 5, false, "unknown family"},
