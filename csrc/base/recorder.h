@@ -20,7 +20,6 @@
 #define PCCL_BASE_RECORDER_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 enum {

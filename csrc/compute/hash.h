@@ -10,7 +10,6 @@
 #ifndef PCCL_COMPUTE_HASH_H
 #define PCCL_COMPUTE_HASH_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -7,8 +7,6 @@
 #include "compute/block_code.h"
 #include "compute/kernels.h"
 
-#include <stdbool.h>
-
 const struct kernels *kernels_portable(void);
 const struct kernels *kernels_avx2(void);
 const struct kernels *kernels_avx512(void);

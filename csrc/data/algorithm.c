@@ -1,7 +1,5 @@
 #include "data/algorithm.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"

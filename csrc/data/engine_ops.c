@@ -2,7 +2,6 @@
 // is its driver.
 #define _GNU_SOURCE
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <signal.h>
 #include <unistd.h>

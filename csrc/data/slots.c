@@ -48,11 +48,6 @@ static void drop_own(struct slots *slots) {
     slots->populated = slots->mapped = false;
 }
 
-// Maps the neighbour's slots for reading. Borrows `fd`.
-static void map_other(struct slots *slots, int fd) {
-    if (slots->other == NULL) slots->other = memory_shared_map(fd, SLOTS_BYTES); // blocks may lie in it
-}
-
 void slots_end(struct slots *slots) {
     drop_own(slots);
     memory_shared_unmap(slots->other, SLOTS_BYTES);
@@ -367,7 +362,9 @@ static void believe(struct engine *engine, const struct rendezvous_claim *said) 
     if (claim.run != now.run || claim.epoch != now.epoch || !wire_id_equal(&claim.to, &engine->self)) return;
     struct neighbour *peer = neighbour_find(engine->lanes, &claim.from);
     if (peer == NULL || op_peer_of(peer)->member.rank == UINT32_MAX || !holds_links(peer, &claim)) return;
-    if (said->shared >= 0) map_other(&op_peer_of(peer)->slots, said->shared);
+    struct slots *slots = &op_peer_of(peer)->slots;
+    if (said->shared >= 0 && slots->other == NULL) // else blocks may lie in it
+        slots->other = memory_shared_map(said->shared, SLOTS_BYTES);
     report_mapped(engine, peer);
 }
 

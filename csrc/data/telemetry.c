@@ -135,10 +135,6 @@ static void add_lanes(struct neighbour *peer, struct wire_seen *seen) {
     }
 }
 
-static bool says_something(const struct wire_seen *seen) {
-    return seen->acked > 0 || seen->samples > 0 || seen->entries > 0 || seen->awaited > 0 || seen->queue_us > 0;
-}
-
 // A report in which no op ran, or whose ops had ended long before it, would tell of the pause.
 static void note_rate(struct link_stats *stats, const struct op_stats *t, uint64_t acked, int64_t now_ns) {
     int64_t end_ns = t->live > 0 ? now_ns : t->moved_ns, span_ns = end_ns - t->since_ns;
@@ -169,7 +165,8 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
     seen.retransmits = stats_lost(stats, seen.segments, seen.retransmits);
     stats->samples = stats->backlogged = stats->delay_us = stats->entries = stats->late_ns = stats->early_ns = 0;
     stats->awaited = 0;
-    if (out->count == WIRE_MAX_SEEN || !says_something(&seen)) return;
+    bool tells = seen.acked > 0 || seen.samples > 0 || seen.entries > 0 || seen.awaited > 0 || seen.queue_us > 0;
+    if (out->count == WIRE_MAX_SEEN || !tells) return;
     seen.acked = bounded(seen.acked);
     seen.busy_us = bounded(seen.busy_us);
     seen.window_us = bounded(seen.window_us);
@@ -177,16 +174,12 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
     out->others[out->count++].seen = seen;
 }
 
-// Counts the members that the operation waits for at its beginning.
-static void note_awaited(const struct op *op) {
-    for (uint32_t place = 0; place < op->team->count; place++)
-        if (algorithm_misses(op, place)) algorithm_peer(op, place)->stats.awaited++;
-}
-
 static void note_live(struct call_table *call_table, struct op *op) {
     struct op_stats *t = &((struct engine *)call_table->driver.context)->op_stats;
     if (op->phase == OP_ENDED) return;
-    if (op->phase == OP_RUNNING && !op->frozen && op->team->count > 1) note_awaited(op);
+    bool begins = op->phase == OP_RUNNING && !op->frozen && op->team->count > 1; // and may wait for others
+    for (uint32_t place = 0; begins && place < op->team->count; place++)
+        if (algorithm_misses(op, place)) algorithm_peer(op, place)->stats.awaited++;
     if (op->parent != NULL) return;
     t->live++;
     if (t->oldest_ns == 0 || op->posted_ns < t->oldest_ns) t->oldest_ns = op->posted_ns;

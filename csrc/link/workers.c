@@ -22,10 +22,6 @@ static bool begin_step(struct workers *all) {
     return true;
 }
 
-static void end_step(struct workers *all) {
-    if (--all->stepping == 0 && all->paused) pthread_cond_signal(&all->still);
-}
-
 static void note_events(struct worker *worker, const struct epoll_event *events, int count) {
     for (int i = 0; i < count; i++) {
         if (events[i].data.ptr == NULL)
@@ -52,7 +48,7 @@ static void *work(void *argument) {
     turn_take(lanes->workers);
     while (begin_step(all)) {
         bool busy = lane_step_all(&worker->ready);
-        end_step(all);
+        if (--all->stepping == 0 && all->paused) pthread_cond_signal(&all->still);
         worker->waits = !busy;
         uint64_t freed = all->freed;
         turn_leave(lanes->workers);

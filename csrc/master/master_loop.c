@@ -99,11 +99,6 @@ static void tell_lost(struct master *master) {
 
 // ---- accepting and dialling ----
 
-static void tell_shortage(struct master *master, int error) {
-    LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections now: %s", strerror(error));
-    master_conn_drop_stranger(master);
-}
-
 // ---- the other masters of the list ----
 
 // All at once, and nothing waits for them.
@@ -383,8 +378,12 @@ static void accept_some(struct master *master, struct transport_listener *listen
         struct transport *stream;
         struct wire_address source;
         int error = transport_listener_accept(listener, &stream, &source, master->now_ns);
-        if (transport_listener_pauses(listener)) tell_shortage(master, -error);
-        if (error == -EAGAIN || transport_listener_pauses(listener)) return;
+        if (transport_listener_pauses(listener)) {
+            LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections now: %s", strerror(-error));
+            master_conn_drop_stranger(master);
+            return;
+        }
+        if (error == -EAGAIN) return;
         if (error != 0) continue; // that connection was gone before it was accepted
         if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS) master_conn_drop_stranger(master);
         struct conn *conn = master_conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);

@@ -125,11 +125,6 @@ static void tell_leaving(struct membership *table, const struct peer_record *pee
     for (uint32_t i = 0; i < table->count; i++) membership_send(table, table->order[i]);
 }
 
-static void tell_all_leaving(struct membership *table) {
-    for (uint32_t i = 0; i < table->count; i++)
-        if (table->order[i]->leaving) tell_leaving(table, table->order[i]);
-}
-
 void run_leaving(struct run *run, struct peer_record *peer, const struct wire_leaving *leaving) {
     struct membership *table = &run->table;
     if (!wire_id_equal(&leaving->id, &peer->member.id)) {
@@ -176,7 +171,8 @@ static void commit_candidate(struct run *run) {
     if (run->table.count > before) quorum_admits(&run->quorum, &run->table, before, newer);
     end_vote(run, kind);
     enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER, false);
-    if (run->table.count > before) tell_all_leaving(&run->table); // to those who are new
+    for (uint32_t i = 0; run->table.count > before && i < run->table.count; i++) // to those who are new
+        if (run->table.order[i]->leaving) tell_leaving(&run->table, run->table.order[i]);
 }
 
 static void propose(struct run *run, uint8_t kind) {

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "net/socket.h"
@@ -48,17 +47,14 @@ static bool find_device(const struct ifaddrs *all, const struct wire_address *ad
 
 // Reads an address with or without a port. One of IPv6 may be in brackets.
 static bool parse(const char *text, struct wire_address *out) {
-    char inside[INET6_ADDRSTRLEN];
-    size_t length = strlen(text);
-    *out = (struct wire_address){.family = 4};
-    if (inet_pton(AF_INET, text, out->bytes) == 1) return true;
-    out->family = 6;
+    char with_port[96];
+    *out = (struct wire_address){.family = 6};
     if (inet_pton(AF_INET6, text, out->bytes) == 1) return true;
-    if (length > 2 && length - 2 < sizeof inside && text[0] == '[' && text[length - 1] == ']') {
-        snprintf(inside, sizeof inside, "%.*s", (int)length - 2, text + 1);
-        return inet_pton(AF_INET6, inside, out->bytes) == 1;
-    }
-    return socket_address_parse(text, length, out);
+    if (socket_address_parse(text, strlen(text), out)) return true;
+    snprintf(with_port, sizeof with_port, "%.90s:1", text);
+    bool good = socket_address_parse(with_port, strlen(with_port), out);
+    out->port = 0;
+    return good;
 }
 
 // Lists the interfaces that may be named.

@@ -6,7 +6,6 @@
 #define PCCL_NET_CARDS_H
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "net/socket.h"
 #include "net/wire.h"

@@ -21,7 +21,6 @@ enum {
     RELAY_UNKNOWN_MOST = 256, // connections without a hello
     RELAY_BUFFER_BYTES = 256 * 1024,
     RELAY_LINK_DESCRIPTORS = 2,
-    RELAY_OTHER_DESCRIPTORS = RELAY_UNKNOWN_MOST + 64,
 };
 
 struct relay_server_options {

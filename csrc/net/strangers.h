@@ -38,12 +38,6 @@ static inline void strangers_count(struct strangers *strangers, enum strangers_s
     strangers->all++;
 }
 
-// Returns which of them are dropped first: those with the highest rank. All of them have been counted.
-static inline uint64_t strangers_rank(const struct strangers *strangers, enum strangers_shown shown, uint8_t slot) {
-    bool crowd = strangers->of_slot[slot] > strangers->all / STRANGERS_CROWD;
-    return (uint64_t)crowd << 40 | (uint64_t)(STRANGERS_KINDS - shown) << 32 | strangers->counts[shown][slot];
-}
-
 // The one that is dropped first, of those that were compared. All 0 at first.
 struct strangers_first {
     void *who;
@@ -51,9 +45,11 @@ struct strangers_first {
     int64_t since_ns;
 };
 
+// All of them have been counted.
 static inline void strangers_compare(struct strangers_first *first, const struct strangers *strangers,
                                      enum strangers_shown shown, uint8_t slot, int64_t since_ns, void *who) {
-    uint64_t rank = strangers_rank(strangers, shown, slot);
+    bool crowd = strangers->of_slot[slot] > strangers->all / STRANGERS_CROWD;
+    uint64_t rank = (uint64_t)crowd << 40 | (uint64_t)(STRANGERS_KINDS - shown) << 32 | strangers->counts[shown][slot];
     bool before = first->who == NULL || rank > first->rank || (rank == first->rank && since_ns < first->since_ns);
     if (before) *first = (struct strangers_first){who, rank, since_ns};
 }

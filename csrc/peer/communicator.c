@@ -405,12 +405,9 @@ void communicator_ticket_end(struct communicator *c, pcclResult_t code, uint64_t
     wake_signal(atomic_load(&c->events));
 }
 
-static bool is_unanswered(const struct communicator *c) {
-    return c->phase == COMMUNICATOR_CONNECTING && c->core != NULL && member_phase(c->core) <= MEMBER_JOINING;
-}
-
 static pcclResult_t timed_out(const struct communicator *c, uint64_t *value) {
-    *value = is_unanswered(c) && c->waits_why[0] == 0;
+    bool unanswered = c->phase == COMMUNICATOR_CONNECTING && c->core != NULL && member_phase(c->core) <= MEMBER_JOINING;
+    *value = unanswered && c->waits_why[0] == 0;
     if (*value != 0) {
         char answers[MASTER_LINK_TEXT];
         master_link_answers(c->master, answers);

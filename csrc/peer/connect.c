@@ -75,17 +75,12 @@ static pcclResult_t connect_collect(struct communicator *c, uint64_t *value) {
 
 static const struct ticket_type connect_type = {.name = "connect", .collect = connect_collect};
 
-// Looks up the host of the relay, which may have moved since the attempt before. Returns why it cannot, or NULL.
-static const char *find_relay(struct communicator *c) {
-    c->relay = (struct wire_address){0};
-    return c->params.relay[0] == 0 ? NULL : socket_address_look_up(c->params.relay, &c->relay);
-}
-
 static pcclResult_t attempt(struct communicator *c) {
     c->phase = COMMUNICATOR_CONNECTING;
     c->renewing = true;
     pthread_mutex_unlock(&c->lock);
-    const char *no_relay = find_relay(c);
+    c->relay = (struct wire_address){0}; // its host may have moved since the attempt before
+    const char *no_relay = c->params.relay[0] == 0 ? NULL : socket_address_look_up(c->params.relay, &c->relay);
     bool renewed = no_relay == NULL && renew(c);
     pthread_mutex_lock(&c->lock);
     c->renewing = false;

@@ -10,7 +10,6 @@
 #define PCCL_PEER_MEMBER_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "peer/decision.h"

@@ -16,7 +16,6 @@
 #define PCCL_STATE_SYNC_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "net/wire_control.h"

@@ -4,7 +4,6 @@
 // Inputs are sent before the others have posted the op, as long as no neighbour has to hold more than
 // call_table_unexpected_limit() of ours. Beyond that a POSTED notice goes instead, and the input once the neighbour's
 // own notice or input shows that it has posted the op.
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -240,16 +239,12 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
     neighbour_send(peer, frame);
 }
 
-static void learn_posted(struct neighbour *peer, struct op *op, struct part *part) {
-    if (part->eager) op_peer_of(peer)->eager_bytes -= op->in_bytes;
-    part->eager = false;
-}
-
 static void take_part(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                       struct block *block) {
     struct direct *direct = op->work;
     struct part *part = &direct->parts[algorithm_place_of(op, from)];
-    learn_posted(from, op, part);
+    if (part->eager) op_peer_of(from)->eager_bytes -= op->in_bytes;
+    part->eager = false;
     if (part->owed) {
         part->owed = false;
         send_input(engine, op, from);

@@ -10,7 +10,6 @@
 // has not added up, and less where its other ops have much granted. What it has granted can always be received, and
 // goes on as soon as the inputs below are there, without another's leave; results have a place anyway. So the first
 // block of a shard that is not added up never waits for anything but links, and rings of waiting members cannot be.
-#include <stdio.h>
 #include <stdlib.h>
 
 #include <pccl.h>
