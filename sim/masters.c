@@ -322,7 +322,9 @@ static void on_control(struct pccl_sim *s, uint32_t k, struct control *control, 
     }
     // The connection has ended, or carries garbage from here on.
     if (event->flag && control->at_peer) control_tell_peer(s, control);
-    carry_out(s, k, core_peer_lost(s->masters[k].core, s->now, event->index, event->flag ? "garbage" : "closed"));
+    struct master_core *core = s->masters[k].core;
+    const struct actions *expelled = event->flag ? core_expel(core, s->now, event->index, "garbage") : NULL;
+    carry_out(s, k, expelled != NULL ? expelled : core_peer_lost(core, s->now, event->index, "closed"));
     control->at_master = false;
     if (!control->at_peer) control->used = false;
 }

@@ -394,6 +394,15 @@ const struct actions *core_peer_lost(struct master_core *core, int64_t now_ns, u
     return core_peers_lost(core, now_ns, &(struct core_loss){conn, why}, 1);
 }
 
+const struct actions *core_expel(struct master_core *core, int64_t now_ns, uint32_t conn, const char *why) {
+    struct membership *table = &core->run.table;
+    struct peer_record *peer = membership_by_conn(table, conn);
+    if (peer == NULL) return NULL;
+    begin_event(core, now_ns);
+    membership_expel(table, peer, "%s", why);
+    return settle(core);
+}
+
 void core_heard(struct master_core *core, int64_t now_ns, uint32_t conn) {
     struct peer_record *peer = membership_by_conn(&core->run.table, conn);
     struct survivor *survivor = survivors_of_conn(&core->gather.survivors, conn);

@@ -59,6 +59,8 @@ const struct actions *core_message(struct master_core *core, int64_t now_ns, uin
                                    const struct wire_header *header, const uint8_t *body);
 // The connection is gone, or cannot take what was sent.
 const struct actions *core_peer_lost(struct master_core *core, int64_t now_ns, uint32_t conn, const char *why);
+// Expels a peer that sent what no peer sends. NULL: there is none on this connection.
+const struct actions *core_expel(struct master_core *core, int64_t now_ns, uint32_t conn, const char *why);
 // Several at once make one epoch.
 struct core_loss {
     uint32_t conn;

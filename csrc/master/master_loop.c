@@ -77,6 +77,16 @@ static void conn_lose(struct master *master, struct conn *conn, const char *why)
     master->lost[master->lost_count++] = (struct core_loss){master_conn_index(master, conn), why};
 }
 
+static void conn_expel(struct master *master, struct conn *conn, const char *why) {
+    bool known = conn->state == CONN_KNOWN;
+    const struct actions *actions =
+        known ? core_expel(conn->run->core, master->now_ns, master_conn_index(master, conn), why) : NULL;
+    if (actions != NULL)
+        carry_out(master, conn->run, actions);
+    else
+        conn_lose(master, conn, why);
+}
+
 // Many of a run that end together, as with a rack, are one epoch and not one each.
 static void tell_lost(struct master *master) {
     while (master->lost_count > 0) {
@@ -304,7 +314,7 @@ static bool take_frames(struct master *master, struct conn *conn) {
         else if (next == CONN_FRAME)
             on_frame(master, conn, &header, body);
         else
-            conn_lose(master, conn, "it sent an invalid message");
+            conn_expel(master, conn, "it sent an invalid message");
         bool left = master_conn_hears(conn) && conn->in.taken < conn->in.bytes.length;
         if (!left || !share_is_over(master->share)) continue;
         master_conn_put_off(master, conn, true);
@@ -324,11 +334,13 @@ static void conn_read(struct master *master, struct conn *conn) {
         master->now_ns = platform_now_ns(); // this process may have been stopped since it looked last
         if (got == -EAGAIN) break;
         if (got <= 0) {
-            conn_lose(master, conn,
-                      got == 0         ? "its connection ended"
-                      : got == -ENOMEM ? "the master is out of memory"
-                      : got == -ENOMSG ? transport_error(-ENOMSG)
-                                       : "its connection broke");
+            if (got == -ENOMSG)
+                conn_expel(master, conn, transport_error(-ENOMSG));
+            else
+                conn_lose(master, conn,
+                          got == 0         ? "its connection ended"
+                          : got == -ENOMEM ? "the master is out of memory"
+                                           : "its connection broke");
             return;
         }
         // A broken connection must end soon, whatever it has sent. TELEMETRY and NUMBERS come from other threads and go

@@ -10,34 +10,49 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peers import ENVIRONMENT, PATIENCE, address_of, form, until
+from peers import ENVIRONMENT, PATIENCE, MasterProcess, address_of, form, until
 
-from pccl import Communicator, Group, LossReason, MasterNode, PeerLostError
+from pccl import Communicator, Group, LossReason, MasterNode, PeerLostError, SharedState, TensorInfo
 from pccl.monitor.history import read_file
 
 _VICTIM = """
-import os, signal, sys, time
+import os, signal, socket, sys, time
 import numpy as np
-from pccl import Communicator, Left
+from pccl import Communicator, Left, PCCLError, SharedState, TensorInfo
 address, count, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 comm = Communicator(address, name=way)
 comm.connect(timeout=60)
 while comm.world_size < count:
     comm.update_topology(timeout=60)
 comm.all_reduce(np.ones(4, np.float32))
-sys.stdin.readline()
+while (line := sys.stdin.readline().strip()):
+    try:
+        if line == "update":
+            comm.update_topology(timeout=60)
+        elif line == "leave":
+            comm.leave()
+        elif line == "sync":
+            array = np.zeros(2 if way == "other state" else 4, np.float32)
+            comm.sync_shared_state(SharedState([TensorInfo.from_numpy(array, "x")]), timeout=60)
+    except Left:
+        sys.exit(0)
+    except PCCLError as error:
+        assert way == "other state", error
 if way == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 elif way == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
 elif way == "close":
     comm.close()
-elif way == "notice":
-    comm.leave()
-    try:
-        comm.update_topology(timeout=60)
-    except Left:
-        pass
+elif way == "malformed":
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            with socket.socket(fileno=os.dup(fd)) as one:
+                if one.getpeername()[:2] == (address.split(":")[0], int(address.split(":")[1])):
+                    one.sendall(b"\\xff" * 256)
+        except (OSError, ValueError):
+            pass
+    sys.stdin.readline()
 elif way == "exit":
     os._exit(1)
 elif way == "failing status":
@@ -92,34 +107,39 @@ WAYS = {
     "held": LossReason.ENDED,
     "status 0": LossReason.ENDED,
     "last line": LossReason.ENDED,
+    "malformed": LossReason.EXPELLED,
 }
 
 
 @contextlib.contextmanager
-def run_with(*ways: str) -> Iterator[tuple[Communicator, Group, dict[str, subprocess.Popen[str]], str]]:
+def run_with(
+    *ways: str, serving: MasterProcess | None = None, logs: Path | None = None
+) -> Iterator[tuple[Communicator, Group, dict[str, subprocess.Popen[str]], str]]:
     """A member in this process, and one in a process of its own for each of `ways`, which goes after a line on its input.
 
-    The group has them all.
+    The group has them all. `logs`: a folder for what each process logs.
     """
-    with MasterNode("127.0.0.1:0", heartbeat_limit=2) as master, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        address = serving.address if serving else address_of(stack.enter_context(MasterNode("127.0.0.1:0", heartbeat_limit=2)))
         count = 1 + len(ways)
         processes = {}
         for way in ways:
-            command = [sys.executable, "-c", _VICTIM, address_of(master), str(count), way]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=ENVIRONMENT)
+            command = [sys.executable, "-c", _VICTIM, address, str(count), way]
+            log = None if logs is None else stack.enter_context((logs / way).open("w"))
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=ENVIRONMENT, stderr=log)
             processes[way] = process
             stack.callback(process.wait)
             stack.callback(process.kill)
-        comm = stack.enter_context(Communicator(address_of(master)))
+        comm = stack.enter_context(Communicator(address))
         comm.connect(timeout=PATIENCE)
         form(comm, count)
         comm.all_reduce(np.ones(4, np.float32))
-        yield comm, comm.group(comm.members), processes, address_of(master)
+        yield comm, comm.group(comm.members), processes, address
 
 
-def go(process: subprocess.Popen[str]) -> None:
+def go(process: subprocess.Popen[str], line: str = "") -> None:
     assert process.stdin is not None
-    process.stdin.write("\n")
+    process.stdin.write(line + "\n")
     process.stdin.flush()
 
 
@@ -146,6 +166,43 @@ def test_several_at_once_keep_their_reasons():
         for way in ("kill", "close", "exit"):
             go(processes[way])
         assert reasons_seen(comm, everybody, 3) == {way: WAYS[way] for way in ("kill", "close", "exit")}
+
+
+def lines_about(log: Path, way: str) -> list[str]:
+    return [line for line in log.read_text().splitlines() if f"peer {way} (" in line and (" lost (" in line or " left (" in line)]
+
+
+def test_decisions_are_told_once_by_each_process(tmp_path):
+    with run_with("notice", "other state", "kill", "stays", logs=tmp_path) as (comm, everybody, processes, _):
+        go(processes["notice"], "leave")
+        for process in processes.values():
+            go(process, "update")
+        comm.update_topology(timeout=PATIENCE)
+        for way in ("other state", "kill", "stays"):
+            go(processes[way], "sync")
+        comm.sync_shared_state(SharedState([TensorInfo.from_numpy(np.zeros(4, np.float32), "x")]), timeout=PATIENCE)
+        go(processes["kill"])
+        ways = {"notice": LossReason.LEFT, "other state": LossReason.EXPELLED, "kill": LossReason.DIED}
+        assert reasons_seen(comm, everybody, len(ways)) == ways
+        told = {one.name: one for one in comm.diagnose().departures}
+        assert {name: one.reason for name, one in told.items()} == ways
+        assert told["other state"].text.startswith("was expelled: shared state: ")
+        assert told["notice"].text == "left: it left, as announced"
+        for way, reason in ways.items():
+            until(lambda way=way: lines_about(tmp_path / "stays", way), f"a line of {way}")
+            (line,) = lines_about(tmp_path / "stays", way)
+            assert f"{'lost' if reason.lost else 'left'} ({reason.name.lower()}: " in line
+
+
+@pytest.mark.parametrize("way", ["kill", "close"])
+def test_a_reason_survives_the_master_or_is_unknown(way):
+    with MasterProcess(heartbeat_limit=2) as master, run_with(way, "stays", serving=master) as (comm, everybody, processes, _):
+        go(processes[way])
+        processes[way].wait(PATIENCE)
+        master.kill()
+        master.start()
+        (reason,) = reasons_seen(comm, everybody, 1).values()
+        assert reason in (WAYS[way], LossReason.UNKNOWN)
 
 
 TEXTS = {
