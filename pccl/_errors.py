@@ -321,7 +321,7 @@ _CODES: dict[int, tuple[type[PCCLError], str]] = {
         "the master cannot be reached, or this peer is no longer part of the run; call reconnect",
     ),
     _C.pcclRankConnectionFailed: (ConnectionFailedError, "the other peers cannot be reached; call reconnect"),
-    _C.pcclRankConnectionLost: (PeerLostError, "a member of the group was lost; repeat the call among the survivors"),
+    _C.pcclRankConnectionLost: (PeerLostError, "a member of the group is gone; repeat the call among the survivors"),
     _C.pcclNoSharedStateAvailable: (CallAgainError, "no member has a complete state; call again with the same revision"),
     _C.pcclPendingAsyncOps: (UsageError, "operations have not been awaited; wait for their handles"),
     _C.pcclUpdateTopologyFailed: (CallAgainError, "the vote ended without a new epoch; call again"),

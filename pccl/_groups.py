@@ -72,6 +72,12 @@ def reason_lost(handle: NativeHandle, uuid: UUID) -> tuple[LossReason, str]:
     return LossReason(reason[0]), text_of(why)
 
 
+def why_gone(reason: LossReason, why: str) -> str:
+    """Returns the reason for texts; of a decision with whose it was."""
+    decided = why and reason in (LossReason.EXPELLED, LossReason.DRAINED)
+    return f"{reason.name.lower()}: {why}" if decided else reason.name.lower()
+
+
 def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID], living: Collection[UUID]) -> None:
     """Tells an error which of the members of its call are lost."""
     lost = [(rank, member) for rank, member in enumerate(members) if member not in living]
@@ -79,7 +85,10 @@ def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID
     error.names = tuple(name_of(handle, member) for _, member in lost)
     told = [reason_lost(handle, member) for _, member in lost]
     error.reasons, error.causes = tuple(reason for reason, _ in told), tuple(why for _, why in told)
-    labels = {rank: rank_label(rank, name, member) for (rank, member), name in zip(lost, error.names, strict=True)}
+    labels = {
+        rank: f"{rank_label(rank, name, member)}, {why_gone(*one)}"
+        for (rank, member), name, one in zip(lost, error.names, told, strict=True)
+    }
     error.detail = with_names(error.detail, labels)
 
 

@@ -228,8 +228,8 @@ static void leave(struct membership *table, struct peer_record *peer, enum wire_
                             : wire_loss_name(told),
                     place.chars, failed ? ", " : "", failed ? wire_loss_name(told) : "", why);
     } else {
-        actions_log_stranger(&table->actions, level, "%s newcomer, %s: %s", level == LOG_WARN ? "refused" : "lost",
-                             place.chars, why);
+        const char *word = level == LOG_WARN ? "refused" : reason >= WIRE_LOSS_DRAINED ? "left" : "lost";
+        actions_log_stranger(&table->actions, level, "%s newcomer, %s: %s", word, place.chars, why);
     }
     peer->gone = true;
     table->gone_count++;

@@ -181,7 +181,7 @@ static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct c
             return detail_fail(pcclTooFewPeers,
                                "no other member of the group is left; admit newcomers with update_topology");
         return detail_fail(pcclRankConnectionLost,
-                           "a member of the group was lost%s%s, and the input is unchanged; repeat the call",
+                           "a member of the group is gone%s%s, and the input is unchanged; repeat the call",
                            count > 0 ? ", " : "", lost);
     case CALL_MISMATCH: return detail_fail(pcclInvalidArgument, "%s", outcome->text);
     case CALL_DEADLOCK: return detail_fail(pcclInvalidUsage, "%s; the input is unchanged", outcome->text);

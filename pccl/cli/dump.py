@@ -12,8 +12,11 @@ from collections.abc import Iterator
 import click
 
 from pccl import _recording
+from pccl._errors import LossReason
 from pccl._recording import Event, NoRecordingError, Recording, RecordingError, Taken
 from pccl.monitor import hangs
+
+LOST = {reason.name.lower() for reason in LossReason if reason.lost}
 
 COLUMNS_MOST = 6
 """Members beside each other in a table; of more, it counts them."""
@@ -128,7 +131,7 @@ def _summary(recording: Recording) -> str:
 
 
 def _event_text(event: Event) -> str:
-    kind = event["kind"]
+    kind = "lost" if event["kind"] == "left" and event["reason"] in LOST else event["kind"]
     parts = []
     for field, value in event.items():
         if field in ("at", "kind") or value in ("", None):

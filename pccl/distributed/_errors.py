@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from pccl import _errors
 from pccl._errors import ConnectionFailedError, LossReason, PCCLError, PCCLTimeoutError, Result
+from pccl._groups import why_gone
 from pccl._names import rank_label, with_ranks
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ class PeerLostError(_errors.PeerLostError, CollectiveError):
         self.reasons = tuple(reason for _, reason, _ in known)
         self.causes = tuple(why for _, _, why in known)
         labels = [rank_label(rank, name, one) for rank, name, one in zip(ranks, self.names, members, strict=False)]
-        decided = (LossReason.EXPELLED, LossReason.DRAINED)  # the text says by whom, and why
-        whys = [f"{one.name.lower()}{f': {why}' if one in decided and why else ''}" for _, one, why in known]
+        whys = [why_gone(reason, why) for _, reason, why in known]
         if any(label in detail for label in labels):
             detail = f"{detail}; why: {', '.join(whys)}"
         elif labels:

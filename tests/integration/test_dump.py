@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from peers import PeerProcess, address_of, until
 
 from pccl import Communicator, MasterNode, _recording
-from pccl.cli.dump import command
+from pccl.cli.dump import _event_text, command
 
 
 def dump(*arguments: str) -> Result:
@@ -113,3 +113,9 @@ def test_what_is_asked_for_stays_and_off_is_off(tmp_path: Path):
     assert kinds_in(tmp_path / "master.events")[:3] == ["joined", "vote", "epoch"]
     with pytest.raises(ValueError, match="1 to 1023 bytes"):
         Communicator("127.0.0.1:1", events="")
+
+
+def test_a_member_that_left_in_order_is_not_lost():
+    told = {"at": 1.0, "kind": "left", "member": "00000001", "name": "host-a"}
+    for reason, word in (("died", "lost"), ("ended", "left"), ("9", "left")):
+        assert f" {word} member 00000001, host-a, reason {reason}" in _event_text({**told, "reason": reason})

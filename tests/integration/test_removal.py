@@ -102,6 +102,9 @@ def test_commands(keys):
         causes = dict(zip(caught.value.reasons, caught.value.causes, strict=True))
         drained_by = told.replace("removed", "drained").split(":")[0] + ")"
         assert causes == {pccl.LossReason.DRAINED: drained_by, pccl.LossReason.EXPELLED: told}
+        assert told in str(caught.value)
+        texts = [one.text for one in comms[0].diagnose().departures]
+        assert texts == [f"was drained: {drained_by}", f"was expelled: {told}"]
         assert comms[0].world_size == 2
 
 

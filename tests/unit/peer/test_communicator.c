@@ -788,6 +788,10 @@ static void test_lost_told(void) {
     CHECK_STR(communicator_lost_name(&lost, &second)->chars, "");
     struct wire_id unknown = lost_id(3);
     CHECK(communicator_lost_name(&lost, &unknown) == NULL);
+    struct wire_gone removed = {.id = unknown, .reason = WIRE_LOSS_EXPELLED, .why = "the operator removed it (me)"};
+    communicator_lost_note(&lost, &(struct wire_member){.id = unknown, .name = none}, &removed, 9);
+    CHECK_EQ(communicator_lost_tell(&lost, 8, text, sizeof text), 1); // of a decision it tells whose it was
+    CHECK_STR(text, "peer 00030100, expelled: the operator removed it (me)");
 }
 
 static void test_lost_many(void) {
