@@ -305,11 +305,9 @@ enum { NAMED = 3 }; // in one text
 void communicator_lost_note(struct lost_members *lost, const struct wire_member *member, const struct wire_gone *gone,
                             uint64_t epoch) {
     uint32_t place = lost->count++ % COMMUNICATOR_LOST_MOST;
-    lost->list[place].id = member->id;
+    lost->list[place].gone = gone != NULL ? *gone : (struct wire_gone){.id = member->id};
     lost->list[place].name = member->name;
     lost->list[place].epoch = epoch;
-    lost->list[place].reason = gone == NULL ? WIRE_LOSS_UNKNOWN : gone->reason;
-    snprintf(lost->list[place].why, sizeof lost->list[place].why, "%s", gone == NULL ? "" : gone->why);
 }
 
 static uint32_t kept_lost(const struct lost_members *lost) {
@@ -318,7 +316,7 @@ static uint32_t kept_lost(const struct lost_members *lost) {
 
 const struct wire_name *communicator_lost_name(const struct lost_members *lost, const struct wire_id *id) {
     for (uint32_t i = 0; i < kept_lost(lost); i++)
-        if (wire_id_equal(&lost->list[i].id, id)) return &lost->list[i].name;
+        if (wire_id_equal(&lost->list[i].gone.id, id)) return &lost->list[i].name;
     return NULL;
 }
 
@@ -328,9 +326,9 @@ enum wire_loss_reason communicator_why_lost(struct communicator *c, const struct
     communicator_begin(c);
     out[0] = 0;
     for (uint32_t i = 0; i < kept_lost(&c->lost); i++) {
-        if (!wire_id_equal(&c->lost.list[i].id, id)) continue;
-        reason = c->lost.list[i].reason;
-        snprintf(out, capacity, "%s", c->lost.list[i].why);
+        if (!wire_id_equal(&c->lost.list[i].gone.id, id)) continue;
+        reason = c->lost.list[i].gone.reason;
+        snprintf(out, capacity, "%s", c->lost.list[i].gone.why);
     }
     communicator_finish(c, pcclSuccess);
     return reason;
@@ -343,11 +341,11 @@ uint32_t communicator_lost_tell(const struct lost_members *lost, uint64_t after,
     for (uint32_t i = lost->count - room; i != lost->count; i++) {
         uint32_t place = i % COMMUNICATOR_LOST_MOST;
         if (lost->list[place].epoch <= after || told++ >= NAMED) continue;
-        uint8_t reason = lost->list[place].reason; // of a decision the text says whose it was, and why
+        uint8_t reason = lost->list[place].gone.reason; // of a decision the text says whose it was, and why
         bool decided = reason == WIRE_LOSS_EXPELLED || reason == WIRE_LOSS_DRAINED;
         at += (size_t)snprintf(out + at, capacity - at, "%s%s, %s%s%s", at > 0 ? "; " : "",
-                               peer_label(&lost->list[place].id, &lost->list[place].name).chars, wire_loss_name(reason),
-                               decided ? ": " : "", decided ? lost->list[place].why : "");
+                               peer_label(&lost->list[place].gone.id, &lost->list[place].name).chars,
+                               wire_loss_name(reason), decided ? ": " : "", decided ? lost->list[place].gone.why : "");
         if (at >= capacity) at = capacity - 1;
     }
     if (told > NAMED) snprintf(out + at, capacity - at, " and %u more", told - NAMED);

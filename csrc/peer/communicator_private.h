@@ -36,11 +36,9 @@ enum { COMMUNICATOR_LOST_MOST = 64 };
 struct lost_members {
     uint32_t count; // ever noted; the latest COMMUNICATOR_LOST_MOST are kept
     struct {
-        struct wire_id id;
+        struct wire_gone gone;
         struct wire_name name;
         uint64_t epoch; // that it is not in any more
-        uint8_t reason; // wire_loss_reason
-        char why[WIRE_MAX_WHY + 1];
     } list[COMMUNICATOR_LOST_MOST];
 };
 
