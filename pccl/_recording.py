@@ -87,10 +87,6 @@ Event = dict[str, Any]
 """Has `at` (seconds since 1970) and `kind`, as in docs/event-files.md#pccl-dump."""
 
 
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-
-
 @functools.lru_cache(1024)  # texts are made once, not for each event
 def _name(enum: type[DataType] | type[LossReason] | type[ReduceOp] | type[Result], number: int) -> str:
     try:
@@ -102,7 +98,7 @@ def _name(enum: type[DataType] | type[LossReason] | type[ReduceOp] | type[Result
 @functools.lru_cache(1024)
 def _collective(kind: int) -> str:
     name = _ffi.typeof("pcclCollectiveKind_t").elements.get(kind)
-    return str(kind) if name is None else _snake(name.removeprefix("pcclCollective"))
+    return str(kind) if name is None else re.sub(r"(?<!^)(?=[A-Z])", "_", name.removeprefix("pcclCollective")).lower()
 
 
 def _at(names: tuple[str, ...], place: int) -> str:

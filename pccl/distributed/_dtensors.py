@@ -197,11 +197,8 @@ class ShardedState:
         }
 
     def take_outline(self, outline: Mapping[str, Any]) -> None:
-        """Makes the optimizers' states as they are in `outline`; tensors have any content. ValueError: other models."""
+        """Makes the optimizers' states as they are in `outline`; tensors have any content. Members have compared their models."""
         parameters = dict(self._model.named_parameters())
-        if parameters.keys() != outline["trained"].keys():
-            name = min(parameters.keys() ^ outline["trained"].keys())
-            raise ValueError(f"parameter {name} is not on all members: make the same model on all")
         for name, trained in outline["trained"].items():
             parameters[name].requires_grad_(trained)
         take_outlines(self._optimizers, outline["optimizers"])

@@ -341,7 +341,8 @@ class Elastic:
         return self._values
 
     def _told_values(self) -> dict[str, Any]:
-        return {"steps": self._steps, "values": {name: _described_value(one) for name, one in self._values.items()}}
+        told = {name: (True, object_state(one)) if has_state(one) else (False, one) for name, one in self._values.items()}
+        return {"steps": self._steps, "values": told}
 
     def _take_told_values(self, told: Mapping[str, Any]) -> None:
         require_same_names(self._values, told["values"], "value")
@@ -385,8 +386,3 @@ def _weak(method: Callable[..., _Result]) -> Callable[..., _Result]:
         return found(*given)
 
     return call
-
-
-def _described_value(value: Any) -> tuple[bool, Any]:
-    """Whether a value is an object with a state, and what a newcomer needs of it."""
-    return (True, object_state(value)) if has_state(value) else (False, value)

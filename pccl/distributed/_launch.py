@@ -59,13 +59,6 @@ def digest(*parts: object) -> int:
     return int.from_bytes(hashed.digest(), "little")
 
 
-def _divided_alike(tensor: torch.Tensor, divisor: int, founders: int) -> tuple[torch.Tensor, int]:
-    """Makes of what was divided by `divisor` what is divided by the number of founders, which no loss changes."""
-    if divisor != founders:
-        tensor.detach().mul_(divisor / founders)
-    return tensor, founders
-
-
 class Launcher(Losses):
     """What one group launches."""
 
@@ -168,7 +161,10 @@ class Launcher(Losses):
             if root_place is None:
                 root_place = 0 if root is None else places.index(view.members[root])
             if scaled is not None and not view.fixed and not equal:
-                scaled = _divided_alike(*scaled, len(view.founders))
+                founders = len(view.founders)  # which no loss changes: what was divided by another number is divided by it
+                if scaled[1] != founders:
+                    scaled[0].detach().mul_(scaled[1] / founders)
+                scaled = scaled[0], founders
             return self._begin(
                 name, number, group, scaled, again, kind, asked, tag=tag, root=root_place, survivors=survivors, **arguments
             )

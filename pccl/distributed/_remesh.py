@@ -77,7 +77,8 @@ def remesh(
     for one in (one for plan in plans for one in plan.parameters):
         placements[one.parameter] = placements[one.parameter.shape] = one.old_placements, one.placements
     moved = [(one, meshes.of(one.tensor.device_mesh)) for one in movable(model, listed(optimizers), tensors)]
-    _wait_for_devices(states)
+    for device in {state._device for state in states if state._device.type != "cpu"}:
+        torch.accelerator.synchronize(device)  # kernels of a step that was cut short use the memory until then
     meshes.retire()
     for state in states:
         _reset(state)
@@ -317,13 +318,6 @@ def _share_contexts(states: Sequence[Any]) -> None:
             made[id(context)].is_last_backward = context.is_last_backward
         state._state_ctx = made[id(context)]
         state._comm_ctx = made.setdefault(id(streams), known.FSDPCommContext())
-
-
-def _wait_for_devices(states: Sequence[Any]) -> None:
-    """Waits until kernels of other streams no longer use the memory of a step that was cut short."""
-    for device in {state._device for state in states}:
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
 
 
 # ---- other tensors ----

@@ -189,7 +189,8 @@ class Replay:
             elastic = self._made_elastic()  # in the first step, so that an optimizer that it refuses is an error then
             if self.steps == FIRST:
                 self._alike = self._compared()
-            if self.steps >= FIRST and self._can_be_told():
+            dense = (one is None or one.layout == torch.strided for _, own in self._pending() for one in own)
+            if self.steps >= FIRST and all(dense):  # the same on all ranks; gradients of sparse layout cannot travel
                 elastic.sync()
         if self._target == self.steps:
             self._catch_up()
@@ -233,10 +234,6 @@ class Replay:
         optimizers = self._training_optimizers() if stepped is not None else []
         gradients = [[one.grad for group in other.param_groups for one in group["params"]] for other in optimizers]
         return [[n, own] for n, (other, own) in enumerate(zip(optimizers, gradients, strict=True)) if other is not stepped]
-
-    def _can_be_told(self) -> bool:
-        """Whether a newcomer can get all that is pending; the same on all ranks. Gradients of sparse layout cannot travel."""
-        return all(one is None or one.layout == torch.strided for _, own in self._pending() for one in own)
 
     def _catch_up(self) -> None:
         tensors, groups, states = self._before

@@ -78,9 +78,6 @@ class Extra(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
     def _require(self, name: str) -> None:
         if name not in self._tensors:
             raise KeyError(f"{name!r} is not part of the shared state; pass it to from_module in extra")
@@ -302,7 +299,6 @@ def copy_by_name(own: Mapping[str, Any], told: Mapping[str, Any]) -> None:
         if type(other) is not type(tensor) and not (isinstance(other, torch.Tensor) and isinstance(tensor, torch.Tensor)):
             raise ValueError(f"{name} is a {type(tensor).__name__} here, and a {type(other).__name__} there")
         if tensor.dtype != other.dtype or tuple(tensor.shape) != tuple(other.shape):
-            here, there = f"{tensor.dtype} of shape {tuple(tensor.shape)}", f"{other.dtype} of shape {tuple(other.shape)}"
-            raise ValueError(f"{name} is {here} here, and {there} there")
+            raise ValueError(f"{name} is {layout_of(tensor)} here, and {layout_of(other)} there")
     for name, tensor in own.items():
         tensor[...] = told[name]

@@ -336,24 +336,13 @@ def carry_out(
             content = moved.get(id(move))
             if content is None:
                 image = rebuilt[move.image] if move.image in rebuilt else pieces(PieceName("image", move.image))
-                content = _gathered(image, _ranges(layout, move))
+                found = [image[begin:end] for begin, end in _ranges(layout, move)]
+                content = found[0] if len(found) == 1 else torch.cat(found)
             part = shards[move.name]
-            box = _typed(content, DTYPES[part.dtype]).view(move.box.shape)
+            aligned = content.clone() if content.storage_offset() % part.itemsize else content
+            box = aligned.view(DTYPES[part.dtype]).view(move.box.shape)
             targets[move.name].view(part.box.shape)[move.box.inside(part.box)].copy_(box)
     return received
-
-
-def _typed(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes as elements; copied where they are not aligned."""
-    if content.storage_offset() % dtype.itemsize:
-        content = content.clone()
-    return content.view(dtype)
-
-
-def _gathered(image: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
-    if len(ranges) == 1:
-        return image[ranges[0][0] : ranges[0][1]]
-    return torch.cat([image[begin:end] for begin, end in ranges])
 
 
 def _compute(
