@@ -146,12 +146,9 @@ class MemoryWriter(_Memory, StorageWriter):
         members, own = _members(self._given)
         self._vault.take(Contribution(orders.step, tensors, shards, orders.content, members, own, problem))
         done: Future[list[WriteResult]] = Future()
-        done.set_result([self._result(item, shards) for item in plan.items])
+        named = [(item.index, _name(self._rank, item.index)) for item in plan.items]
+        done.set_result([WriteResult(index=at, size_in_bytes=shards[one].nbytes, storage_data=one) for at, one in named])
         return done
-
-    def _result(self, item: WriteItem, shards: ShardMap) -> WriteResult:
-        name = _name(self._rank, item.index)
-        return WriteResult(index=item.index, size_in_bytes=shards[name].nbytes, storage_data=name)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """ValueError: the planner has made metadata that the ranks do not keep."""

@@ -145,7 +145,7 @@ class Run:
                 for place in range(self._options.members):
                     self._start(place)
                 self._say(f"{self._options.members} copies run, as processes {', '.join(str(one.pid) for one in self._members)}")
-                while self._goes_on():
+                while (self._fleet.processes or self._agenda) and self.verdict.held and self.interrupted is None:
                     self._fleet.turn(self._next())
                     self._act()
         finally:
@@ -155,9 +155,6 @@ class Run:
         self.verdict.finish(sum(not one.skipped for one in self.injected))
 
     # ---- time ----
-
-    def _goes_on(self) -> bool:
-        return bool(self._fleet.processes or self._agenda) and self.verdict.held and self.interrupted is None
 
     def _next(self) -> float:
         due = min((at for at, _ in self._agenda), default=time.monotonic() + LOOK_SECONDS)
@@ -271,13 +268,10 @@ class Run:
             for other in self._members.values():
                 self._release(other)
 
-    def _in_place(self, place: int) -> Member | None:
-        return next((member for member in self._members.values() if member.copy.place == place), None)
-
     # ---- faults ----
 
     def _inject(self, fault: Fault) -> None:
-        member = self._in_place(fault.place)
+        member = next((one for one in self._members.values() if one.copy.place == fault.place), None)
         copy = member.copy if member is not None else None
         injected = Injected(fault=fault, at=self._now(), step=copy.step if copy is not None else None)
         self.injected.append(injected)
