@@ -41,7 +41,7 @@ from pccl._files import event_file
 from pccl._handle import Events
 from pccl._loader import _C, _ffi
 from pccl._membership import UNSET, Membership
-from pccl._names import check_name
+from pccl._names import check_name, text_of
 from pccl._operations import stop
 from pccl._reduces import Reaper
 from pccl._stacks import Watch
@@ -505,6 +505,5 @@ class Connection(Membership):
         text = _ffi.new("char[]", STATE_BYTES)
         with contextlib.suppress(Exception), self._handle as pointer:
             if _C.pccl_ext_comm_state(pointer, text, STATE_BYTES) == SUCCESS:
-                state: str = _ffi.string(text).decode("utf-8", "replace")
-                return state
+                return text_of(text)
         return "of the parent process" if self._handle.inherited else "closed"

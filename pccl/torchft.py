@@ -96,15 +96,13 @@ class ProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
 
     def rank(self) -> int:
         """The rank that the last `configure` was given."""
-        rank: int = self.parent.rank()
-        return rank
+        return int(self.parent.rank())
 
     getRank = rank  # noqa: N815 - what C++ calls
 
     def getSize(self) -> int:  # noqa: N802 - what C++ calls
         """The number of members that the last `configure` was given."""
-        size: int = self.parent.size()
-        return size
+        return int(self.parent.size())
 
 
 def _relay(name: str) -> Any:

@@ -195,7 +195,7 @@ class Work(dist.Work):
         torch keeps the exception of a Python future as its value. C++ takes that for tensors, and crashes. An exception in a
         callback becomes an error in C++, too.
         """
-        future: Any = torch._C.Future.then(plain, _value_or_raise)
+        future: Any = torch._C.Future.then(plain, lambda done: done.value())
         # The C++ hook that compresses to float16 expects a C++ list of tensors, which cannot be on a GPU.
         if any(tensor.dtype is torch.float16 for tensor in _tensors(self.outcome)) and not self.devices():
             future = torch.jit.fork(_compiled(), future, self.outcome)  # type: ignore[no-untyped-call]
@@ -257,10 +257,6 @@ class Work(dist.Work):
         return -1
 
     _source_rank = source_rank
-
-
-def _value_or_raise(future: Any) -> Any:
-    return future.value()
 
 
 def _tensors_after(future: torch.jit.Future[int], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
