@@ -169,8 +169,9 @@ class PCCLError(Exception):
 class PeerLostError(PCCLError):
     """The op was aborted because a member of the group was lost. Launched again, it runs among the survivors.
 
-    `ranks`, `names` and `reasons`: of a collective over a group, the ranks and names of the members that are lost, and why. A
-    name is "" if the member has none. `causes` has what the master says of each, such as who expelled it.
+    `names` and `reasons`: of the members that are lost, and why; without a group, of three at most. `ranks`: in the group; without
+    one they have changed, and it is empty. A name is "" if the member has none. `causes` has what the master says of each, such as
+    who expelled it.
     """
 
     ranks: tuple[int, ...] = ()

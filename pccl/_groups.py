@@ -10,9 +10,11 @@ from pccl._calls import NativeHandle, call
 from pccl._errors import LossReason, PCCLError, PeerLostError
 from pccl._exports import publish
 from pccl._loader import _C, _ffi
-from pccl._names import name_of, rank_label, text_of, with_names
+from pccl._names import name_of, rank_label, short, text_of, with_names
 
 _UUIDS = _ffi.typeof("pcclRankUuid_t[]")
+_LOST_MOST = 64
+"""Of members that are gone, as many as C keeps."""
 
 
 class Group:
@@ -90,6 +92,18 @@ def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID
         for (rank, member), name, one in zip(lost, error.names, told, strict=True)
     }
     error.detail = with_names(error.detail, labels)
+
+
+def name_gone(error: PeerLostError, handle: NativeHandle) -> None:
+    """Tells an error of an op of all members what is known of those whom its text names. Ranks may have changed."""
+    uuids, count = _ffi.new(_UUIDS, _LOST_MOST), _ffi.new("size_t *")
+    with contextlib.suppress(PCCLError):
+        call(handle, "pccl_ext_comm_lost", uuids, _LOST_MOST, count)
+    gone = [UUID(bytes=bytes(uuids[i].data)) for i in range(count[0])]
+    lost = [member for member in gone if short(member) in error.detail]
+    told = [reason_lost(handle, member) for member in lost]
+    error.names = tuple(name_of(handle, member) for member in lost)
+    error.reasons, error.causes = tuple(reason for reason, _ in told), tuple(why for _, why in told)
 
 
 publish(globals())

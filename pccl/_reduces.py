@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket, take
 from pccl._enums import DataType, DeviceType, ReduceOp
-from pccl._errors import PCCLError, PCCLTimeoutError, Result, UsageError, error_for
+from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, Result, UsageError, error_for
 from pccl._exports import publish
 from pccl._feedback import ErrorFeedback
 from pccl._gpu import DEFAULT_STREAM, hold_stream
+from pccl._groups import name_gone
 from pccl._handle import Events, Handle
 from pccl._loader import _C, _ffi
 from pccl._operations import OpTicket, contributors, request_cancel, told
@@ -229,6 +230,8 @@ class Op(OpTicket):
             super().check()
         except PCCLError as error:
             error.contributors = self._contributors
+            if isinstance(error, PeerLostError) and self._home is not None:
+                name_gone(error, self._home)
             raise
 
     def info(self) -> ReduceInfo:
@@ -452,6 +455,8 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
             return self._op.info()
         error = error_for(result, "pcclAwaitAsyncReduce", self._op.detail)
         error.contributors = self._op._contributors
+        if isinstance(error, PeerLostError):
+            name_gone(error, self._handle)
         raise error
 
     def _request_cancel(self) -> None:

@@ -332,6 +332,15 @@ pcclResult_t pccl_ext_peer_loss(const pcclComm_t *comm, const pcclRankUuid_t *uu
     return pcclSuccess;
 }
 
+pcclResult_t pccl_ext_comm_lost(const pcclComm_t *comm, pcclRankUuid_t *uuids_out, size_t capacity, size_t *count_out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(uuids_out);
+    REQUIRE_NOT_NULL(count_out);
+    uint32_t room = capacity < UINT32_MAX ? (uint32_t)capacity : UINT32_MAX;
+    *count_out = communicator_lost(comm->communicator, (struct wire_id *)(void *)uuids_out, room);
+    return pcclSuccess;
+}
+
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);

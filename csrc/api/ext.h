@@ -154,6 +154,8 @@ pcclResult_t pccl_ext_comm_leaving(const pcclComm_t *comm, pcclRankUuid_t *uuids
 // The name of a peer: of a member of the run, of one that was lost not long ago, or of this one. Writes "" for a peer
 // that is not known or has no name. Always ends with a zero, cut to `capacity`; 64 bytes hold every name.
 pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity);
+// Writes the members that were lost not long ago, the last ones up to `capacity`, oldest first. There are 64 at most.
+pcclResult_t pccl_ext_comm_lost(const pcclComm_t *comm, pcclRankUuid_t *uuids_out, size_t capacity, size_t *count_out);
 // Reason why a member is gone. The numbers are those of enum wire_loss_reason (net/wire_control.h).
 typedef enum pccl_ext_loss {
     pccl_ext_loss_unknown = 0,     // another master served the run then, or it was long ago

@@ -334,6 +334,15 @@ enum wire_loss_reason communicator_why_lost(struct communicator *c, const struct
     return reason;
 }
 
+uint32_t communicator_lost(struct communicator *c, struct wire_id *out, uint32_t capacity) {
+    communicator_begin(c);
+    uint32_t count = kept_lost(&c->lost) < capacity ? kept_lost(&c->lost) : capacity;
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = c->lost.list[(c->lost.count - count + i) % COMMUNICATOR_LOST_MOST].gone.id;
+    communicator_finish(c, pcclSuccess);
+    return count;
+}
+
 uint32_t communicator_lost_tell(const struct lost_members *lost, uint64_t after, char *out, size_t capacity) {
     uint32_t told = 0, room = kept_lost(lost);
     size_t at = 0;

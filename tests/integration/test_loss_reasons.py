@@ -166,6 +166,16 @@ def test_each_way_to_go(way):
         assert reasons_seen(comm, everybody, 1) == {way: WAYS[way]}
 
 
+@pytest.mark.parametrize("call", ["plain", "handle"])
+def test_an_op_of_all_members_tells_the_reason(call):
+    with run_with("kill", "stays") as (comm, _, processes, _):
+        go(processes["kill"])
+        ones = np.ones(4, np.float32)
+        with pytest.raises(PeerLostError) as caught:
+            comm.all_reduce(ones) if call == "plain" else comm.all_reduce_async(ones).result()
+        assert (caught.value.reason, caught.value.names, caught.value.ranks) == (LossReason.DIED, ("kill",), ())
+
+
 def test_several_at_once_keep_their_reasons():
     with run_with("kill", "close", "exit", "stays") as (comm, everybody, processes, _):
         for way in ("kill", "close", "exit"):
