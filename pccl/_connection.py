@@ -483,7 +483,10 @@ class Connection(Membership):
                 self._complete("pcclConnect", ticket, deadline)
         except PCCLTimeoutError as error:
             text = "not admitted yet: newcomers wait until all members call update_topology, and spares until a member is gone; "
-            error.detail = f"{ticket.waits_for() or text}connect again to wait on"
+            waits = ticket.waits_for() or text
+            if ticket.c.value:  # C names only those that have refused
+                waits = f"{waits.removesuffix('; ')}, at {', '.join(map(str, self._endpoints))}; "
+            error.detail = f"{waits}connect again to wait on"
             raise
         except PCCLError as error:
             if error.result in (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED, Result.INTERNAL_ERROR):

@@ -169,9 +169,9 @@ class PCCLError(Exception):
 class PeerLostError(PCCLError):
     """The op was aborted because a member of the group was lost. Launched again, it runs among the survivors.
 
-    `names` and `reasons`: of the members that are lost, and why; without a group, of three at most. `ranks`: in the group; without
-    one they have changed, and it is empty. A name is "" if the member has none. `causes` has what the master says of each, such as
-    who expelled it.
+    `names` and `reasons`: of the members that are lost, and why; without a group, of three at most. A name is "" if the member
+    has none. `causes` has what the master says of each, such as who expelled it. `ranks`: in the group; without one they have
+    changed, and it is empty.
     """
 
     ranks: tuple[int, ...] = ()
@@ -217,8 +217,8 @@ class JoinError(PCCLError, RuntimeError):
     `pccl.diloco.JoinError` and `pccl.distributed.JoinError` are the same class.
     """
 
-    def __init__(self, detail: str, func_name: str = "join") -> None:
-        super().__init__(Result.MASTER_CONNECTION_FAILED, func_name, detail)
+    def __init__(self, detail: str, func_name: str = "join", result: Result = Result.MASTER_CONNECTION_FAILED) -> None:
+        super().__init__(result, func_name, detail)
 
 
 class StateLostError(PCCLError, RuntimeError):

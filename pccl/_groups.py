@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Sequence
 from uuid import UUID
 
@@ -91,6 +92,8 @@ def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID
         rank: f"{rank_label(rank, name, member)}, {why_gone(*one)}"
         for (rank, member), name, one in zip(lost, error.names, told, strict=True)
     }
+    for rank, member in lost:  # an op of two members has named them by their places in it
+        error.detail = re.sub(rf"\brank \d+(?= \([^()]*{short(member)}\))", f"rank {rank}", error.detail)
     error.detail = with_names(error.detail, labels)
 
 

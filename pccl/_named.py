@@ -151,7 +151,10 @@ class CollectiveHandle(Handle[CollectiveInfo]):
         survivors = self._call.survivors and not self._call.of_everyone
         arguments = self._call.arguments
         keep = self._call, [buffer.owner for buffer in (self._call.loads, self._call.stores) if buffer is not None]
-        return self._comm._prepare(self._call.kind, group=group, tag=tag, survivors=survivors, keep=keep, **arguments)
+        op = self._comm._prepare(self._call.kind, group=group, tag=tag, survivors=survivors, keep=keep, **arguments)
+        if self._call.kind is Collective.SEND and self._call.loads is None:
+            op.name = "recv"  # C has one op for both ends
+        return op
 
     def _begin_again(self, error: PeerLostError) -> None:
         """Among those that live, if a call of all members is to go on without the others; else raises the error."""

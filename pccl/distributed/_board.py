@@ -45,8 +45,8 @@ PAUSE_PART = 0.125
 class BootstrapError(PCCLError, RuntimeError):
     """The processes of a job did not find each other; nothing of the group was made."""
 
-    def __init__(self, detail: str) -> None:
-        super().__init__(Result.MASTER_CONNECTION_FAILED, "init_process_group", detail)
+    def __init__(self, detail: str, result: Result = Result.INVALID_USAGE) -> None:
+        super().__init__(result, "init_process_group", detail)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ class Board:
         except RuntimeError as error:  # DistStoreError and DistNetworkError
             if isinstance(error, BootstrapError):
                 raise
-            raise BootstrapError(self._missing("place", error)) from None
+            raise BootstrapError(self._missing("place", error), Result.TIMED_OUT) from None
         self._attempt = attempt["name"]
         return [_read(text) for text in attempt["places"]]
 
@@ -179,7 +179,7 @@ class Board:
             elif not ranks or self._store.check([_key(attempt["name"], "here", rank) for rank in ranks]):
                 self._store.set(_key(attempt["name"], "all", 0), "")
                 return attempt
-        raise BootstrapError(self._missing("place", None))
+        raise BootstrapError(self._missing("place", None), Result.TIMED_OUT)
 
     def _follow(self) -> dict[str, Any]:
         """At other ranks: takes part in the attempts that rank 0 names, until one begins."""
@@ -195,7 +195,7 @@ class Board:
                     self._store.set(_key(name, "here", self.rank), "")
                 if self._store.check([_key(name, "all", 0)]):
                     return attempt
-        raise BootstrapError(self._missing("place", None))
+        raise BootstrapError(self._missing("place", None), Result.TIMED_OUT)
 
     def _is_in(self, attempt: dict[str, Any]) -> bool:
         return self._token in (_read(text).token for text in attempt["places"])
@@ -256,7 +256,7 @@ class Board:
             self._wait([key], lambda: f"rank {self.rank} waits for rank {writer}")
             return self._get(key)
         except RuntimeError as error:  # DistStoreError and DistNetworkError
-            raise BootstrapError(self._missing(name, error, f"rank {writer}")) from None
+            raise BootstrapError(self._missing(name, error, f"rank {writer}"), Result.TIMED_OUT) from None
 
     def _get(self, key: str) -> str:
         return str(self._store.get(key).decode(errors="replace"))

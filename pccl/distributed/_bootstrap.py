@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
-from pccl._errors import PCCLError, PCCLTimeoutError, reason_of
+from pccl._errors import PCCLError, PCCLTimeoutError, Result, reason_of
 from pccl._master import RunState, run_state
 from pccl._own_keys import why_plain
 from pccl._supervisor import restore_environment
@@ -123,7 +123,7 @@ def _join_run(comm: Communicator, board: Board, job: Job) -> str:
     if problem == JOIN:
         return JOIN
     if problem:
-        raise BootstrapError(problem)
+        raise BootstrapError(problem, Result.MASTER_CONNECTION_FAILED)
 
     def not_here() -> str:
         away = [rank for rank in range(board.world_size) if not board.has_told("connected", rank)]
@@ -140,9 +140,10 @@ def _join_run(comm: Communicator, board: Board, job: Job) -> str:
         board.patiently(comm.are_peers_pending, lambda: "not all ranks have voted")
     except PCCLTimeoutError as error:
         text = f"rank {board.rank} has waited at the master {addresses} for the timeout of init_process_group: {error.detail}"
-        raise BootstrapError(text) from None
+        raise BootstrapError(text, error.result) from None
     except PCCLError as error:
-        raise BootstrapError(f"rank {board.rank} cannot connect to the master {addresses}: {reason_of(error)}") from None
+        text = f"rank {board.rank} cannot connect to the master {addresses}: {reason_of(error)}"
+        raise BootstrapError(text, error.result) from None
     return ""
 
 

@@ -92,6 +92,8 @@ class Elastic:
         if parity_every is not None and parity_every < 1:
             raise ValueError(f"parity_every must be 1 or more calls, not {parity_every}")
         require_policy(parity)
+        if parity_every is None and parity != "raise":
+            raise ValueError(f"parity={parity!r} is for the checks of parity_every=, which is None: nothing would be checked")
         for name in values:
             if name.startswith("_") or hasattr(type(self), name):
                 raise ValueError(f"Elastic: {name!r} cannot be the name of a value; choose another name")

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from pccl._communicator import Communicator
-from pccl._errors import JoinError, StateLostError, reason_of
+from pccl._errors import JoinError, Result, StateLostError, UsageError, reason_of
 from pccl._supervisor import JOINED, KEYS, MASTERS
 from pccl._waits import tell_supervisor
 
@@ -67,7 +67,8 @@ class ThisRun:
             if not isinstance(error, Exception) or isinstance(error, StateLostError):
                 raise
             text = f"this process could not join the run at {self.to_join}: {reason_of(error)}"
-            raise JoinError(text) from error
+            result = error.result if isinstance(error, UsageError) else Result.MASTER_CONNECTION_FAILED
+            raise JoinError(text, result=result) from error
         self.joined()
 
     def joined(self) -> None:

@@ -116,7 +116,7 @@ TABLE: list[tuple[Callable[[Path], Any], str, bool]] = [
     (wrong_keys_at_one, "cannot trust the master at .* not of one run.*Connection refused", False),
     (no_master, "master at .*(sent invalid bytes|is it the port of a pccl master)", False),
     (refused, r"cannot connect to the master \(is it running\?\) at .*Connection refused|node \(is it running", False),
-    (dropped, "no master has answered yet", False),
+    (dropped, r"no master has answered yet, at 127\.0\.0\.1:\d+; ", False),
     (unknown_name, "nowhere.invalid (cannot be|was not) resolved", False),
 ]
 """What is there, the words of the error, and whether keys are the reason."""

@@ -166,6 +166,15 @@ def test_each_way_to_go(way):
         assert reasons_seen(comm, everybody, 1) == {way: WAYS[way]}
 
 
+def test_a_receive_names_the_sender_by_its_rank():
+    with run_with("stays", "kill") as (comm, everybody, processes, _):
+        rank = next(rank for rank, member in enumerate(comm.members) if comm.peer_names[member] == "kill")
+        go(processes["kill"])
+        with pytest.raises(PeerLostError, match=rf"^recv: .*\(rank {rank} \(kill, \w+\), died") as caught:
+            comm.recv(np.ones(4, np.float32), rank, group=everybody)
+        assert caught.value.ranks == (rank,)
+
+
 @pytest.mark.parametrize("call", ["plain", "handle"])
 def test_an_op_of_all_members_tells_the_reason(call):
     with run_with("kill", "stays") as (comm, _, processes, _):

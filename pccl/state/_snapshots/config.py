@@ -58,6 +58,8 @@ class Snapshots:
             raise ValueError(f"copies must be from 1 to {MEMBERS_MAX - 1}, not {self.copies!r}")
         if not self.linger >= 0:
             raise ValueError(f"linger must be 0 or more seconds, not {self.linger!r}")
+        if self.on_failure is not None and not callable(self.on_failure):
+            raise TypeError(f"on_failure must be a function of an error and steps, not {self.on_failure!r}")
         if self.code is not None:
             good = len(self.code) == 2 and all(type(one) is int and one >= 1 for one in self.code)
             if not good or sum(self.code) > MEMBERS_MAX:

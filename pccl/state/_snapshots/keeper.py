@@ -479,10 +479,11 @@ class Keeper:
                     layout = Memory.of(one.layout.encoded())
                     holder.put(f"layout/{one.layout.id}", layout.fd, {"layout": one.layout.id})
                 return
-            except HolderError:
+            except HolderError as error:
                 self.abandon()
                 if attempt:
                     raise
+                self._warn(f"{error}; another holder is started, and gets all that this process keeps")
 
     def _key(self, snapshot: Snapshot, name: PieceName) -> str:
         return f"{snapshot.id}/{name.kind}/{name.place}/{name.row}"
