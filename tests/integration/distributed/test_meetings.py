@@ -369,7 +369,8 @@ def test_a_newcomer_that_differs_is_refused_and_the_members_go_on(tmp_path):
     assert all(one == ["2"] * len(newcomer) for one in members)
     for told, name in zip(newcomer, JOINS, strict=False):
         text = re.sub(r"\bat A", r"at rank 0 \\(.+\\)", BEGINNINGS[name][2])
-        assert re.search(re.sub(r"\bat B", r"at rank 2 \\(.+\\)", text) + r".*; give the same to all \(INVALID_USAGE\)$", told), (name, told)
+        text = re.sub(r"\bat B", r"at rank 2 \\(.+\\)", text) + r".*; give the same to all \(INVALID_USAGE\)$"
+        assert re.search(text, told), (name, told)
     assert newcomer[-1] == ""
 
 
