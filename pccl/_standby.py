@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import weakref
 
@@ -24,8 +23,6 @@ ANSWER_SECONDS = 3.0
 JOIN_SECONDS = 0.2
 """For a question under way. Later the thread finds that it has to end."""
 
-_log = logging.getLogger("pccl")
-
 
 def watch(
     peer: weakref.ref[Membership],
@@ -35,6 +32,9 @@ def watch(
     ends: queue.SimpleQueue[None],
 ) -> None:
     """Reports `without_standby` while a master of the list does not answer, if this peer has rank 0, until `ends` has an item."""
+    import logging  # which a peer alone does not need
+
+    log = logging.getLogger("pccl")
     missing: dict[Endpoint, str] = {}
     pause = FIRST_SECONDS
     while True:
@@ -53,9 +53,9 @@ def watch(
         if comm is None or not ends.empty():
             return None
         for one in found.keys() - missing.keys():
-            _log.warning("%s is on the list of masters and cannot take the run over: %s. Start a master there", one, found[one])
+            log.warning("%s is on the list of masters and cannot take the run over: %s. Start a master there", one, found[one])
         for one in missing.keys() - found.keys():
-            _log.info("%s is on the list of masters and answers again", one)
+            log.info("%s is on the list of masters and answers again", one)
         missing = found
         comm._note_protections(standby=bool(missing))
         del comm  # the pause must not keep it alive

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.plain("its strangers speak the plain protocol, and get 
 PATIENCE = 60
 NAME = "name-of-a-member"
 HELLO, WELCOME, DIAGNOSE, MATRIX = (TYPES[name] for name in ("HELLO", "WELCOME", "DIAGNOSE", "MATRIX"))
-COUNTS = struct.Struct("<HIBIQIIQQII")
+COUNTS = struct.Struct("<HIBIQIIQQIII")
 
 
 def ask(port: int, kind: int, body: bytes) -> tuple[int, bytes, bytes]:
@@ -53,7 +53,7 @@ def check_counts(answer: tuple[int, bytes, bytes], comms: list[Communicator]) ->
     version, _, counts_only, peers, epoch, members, edges, *unknown = COUNTS.unpack(body)
     assert version == VERSION
     assert (counts_only, peers, epoch, members, edges) == (1, 2, 2, 0, 0)
-    assert unknown == [0] * 4  # the generation of the master, votes, numbers of programs, and joiners
+    assert unknown == [0] * 5  # the generation of the master, votes, numbers of programs, joiners, and departures
     assert HEADER.unpack(header)[3:] == (0, 0, 0)  # no run, which a forged RESUME would need
     for comm in comms:
         assert comm.uuid.bytes not in header + body
