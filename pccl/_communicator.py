@@ -152,7 +152,11 @@ class Communicator(NamedCollectives):
                 raise error_for(INVALID_USAGE, name, text)
             arguments = (shared_state.to_c(), strategy.value, shared_state._read_only())
             watch = watcher(self._handle, progress)
-            done = self._finish(name, "pccl_begin_sync", *arguments, deadline=deadline, key=key, keep=keep, watch=watch)
+            try:
+                done = self._finish(name, "pccl_begin_sync", *arguments, deadline=deadline, key=key, keep=keep, watch=watch)
+            except BaseException:
+                shared_state._forget_freed()
+                raise
             for other in list(self._unfinished):
                 if isinstance(other, tuple) and other[0] == name and other != key:
                     self._unfinished.pop(other, None)  # whose round this call has taken up

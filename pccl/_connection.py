@@ -468,6 +468,7 @@ class Connection(Membership):
         call(self._handle, "pccl_ext_comm_set_join_only", join_only, name="pcclConnect")
         self._stacks.start(self._handle)
         if self._state_to_copy is not None:
+            self._state_to_copy._forget_freed()
             arguments = (self._state_to_copy.to_c(), self._state_to_copy._read_only(), self._gives)
             call(self._handle, "pccl_ext_comm_set_state", *arguments, name="pcclConnect")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -63,6 +65,7 @@ class SharedState:
         self._scalars: list[Scalar] = []
         self._checks: list[Callable[[], str | None]] = []
         self._loaded: int | None = None
+        self._forgets = False  # what a transfer has left half written, once its memory is freed
         self._terms: Callable[[], Any] | None = None  # what peers need alike beside the entries
         self.extra: MutableMapping[str, Any] = {}
         """What `from_module` was given as `extra`, by name. Numbers are read and written here."""
@@ -148,9 +151,20 @@ class SharedState:
 
         Tensors that a sync was writing when it failed may hold half of another state. They are never given to others until a
         sync into them succeeds, or the program has restored them, from a file, for instance. That goes by memory: call this
-        also for new tensors that may lie where such ones were freed.
+        also for new entries by address that may lie where such ones were freed.
         """
         PCCLError.check(_C.pcclMarkSharedStateRestored(self._state), "SharedState.mark_restored")
+
+    def _forget_freed(self) -> None:
+        """Lets new tensors lie where those of this state will be freed. For a transfer that fails, or may."""
+        if not self._forgets:
+            self._forgets = True
+            for info, c_info in zip(self._tensor_infos, self._infos, strict=True):
+                memory = info._storages[0] if info._storages else info._owner
+                while (base := getattr(memory, "base", None)) is not None:  # of a view
+                    memory = base
+                with contextlib.suppress(TypeError):  # an entry by address, or a kind of memory that cannot be watched
+                    weakref.finalize(memory, _mark_restored, _copied(c_info)).atexit = False
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `state_dict` to the folder `path` . After a crash the folder is the old one or the new one."""
@@ -261,6 +275,17 @@ def watcher(handle: NativeHandle, progress: Callable[[SyncProgress], object] | N
         progress(SyncProgress(report.rx_bytes, report.missing_bytes, report.hashing, report.seconds))
 
     return watch
+
+
+def _copied(c_info: Any) -> tuple[Any, Any]:
+    """An entry alone, and what it needs alive. Nobody reads its name."""
+    name, copy = _ffi.new("char[]", b"freed"), _ffi.new("pcclTensorInfo_t[]", [c_info])
+    copy[0].name = name
+    return name, copy
+
+
+def _mark_restored(entry: tuple[Any, Any]) -> None:
+    _C.pcclMarkSharedStateRestored(_ffi.new("pcclSharedState_t *", (0, 1, entry[1])))
 
 
 publish(globals())

@@ -24,7 +24,6 @@ class Held:
         self.arrays = list(arrays)
         names = names or [f"entry {at}" for at in range(len(self.arrays))]
         self.shared = SharedState([TensorInfo.from_numpy(array, name) for array, name in zip(self.arrays, names, strict=True)])
-        self.shared.mark_restored()  # another test may have had a sync cut short in the memory of these arrays
         self.shared.revision = revision
 
     def sync(self, comm: Communicator, strategy: SharedStateSyncStrategy = ENFORCE) -> Any:

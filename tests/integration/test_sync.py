@@ -290,9 +290,9 @@ def test_a_donor_of_wrong_bytes_is_found_and_replaced():
         assert np.array_equal(held[2].arrays[0], held[1].arrays[0])
 
 
-def failed_transfer(comms: list[Communicator]) -> list[Held]:
+def failed_transfer(comms: list[Communicator], second: list[np.ndarray] | None = None) -> list[Held]:
     """Two states: the second one is half overwritten with the first."""
-    held = [Held(filled(seed, 2_000_000)) for seed in (1, 2)]
+    held = [Held(filled(1, 2_000_000)), Held(second or filled(2, 2_000_000))]
     good = held[0].arrays[0].copy()
     waiting = voted(held[0], comms[0])
     held[0].arrays[0][1_000_000:] = 7.0
@@ -313,6 +313,26 @@ def test_a_transfer_that_failed_is_repaired_by_the_next_sync():
         assert infos[1].rx_bytes > 0
         assert [one.shared.revision for one in held] == [0, 0]
         assert np.array_equal(held[1].arrays[0], good)
+
+
+class Placed:
+    """What has the memory of an array, as an allocator does that gives it to the next one when this object is gone."""
+
+    def __init__(self, at: np.ndarray) -> None:
+        self.__array_interface__ = at.__array_interface__
+
+
+def test_a_state_in_memory_that_was_freed_is_given_to_others():
+    memory, content = filled(2, 2_000_000)[0], filled(3, 2_000_000)[0]
+    with team([0, 0]) as comms:
+        held = failed_transfer(comms, [np.asarray(Placed(memory))])
+        own = held[0]
+        del held  # and its memory
+        memory[:] = content
+        fresh = Held([np.asarray(Placed(memory))], revision=1)
+        infos = sync_all(comms, [own, fresh])
+        assert [info.rx_bytes > 0 for info in infos] == [True, False]
+        assert np.array_equal(own.arrays[0], content)
 
 
 @pytest.mark.parametrize("way", ["load_state_dict", "mark_restored"])
