@@ -68,11 +68,11 @@ static void judge_gone(struct pccl_sim *s, uint32_t k, bool again, const struct 
         uint8_t reason = commit->gone[i].reason;
         digest = sim_mix(digest + reason + 8 * (uint64_t)(slot + 1) + 4096 * (uint64_t)life);
         if (slot < 0 || slot >= (int)s->peers || truth_is_tainted(s, slot, life)) continue;
-        bool heard = s->said->left[slot].life == life && s->said->left[slot].run == header->run &&
-                     s->said->left[slot].generation == header->generation;
-        bool ended = heard && s->said->left[slot].ended, expelled = s->said->expelled[slot] == life;
+        const struct left_record *left = &s->said->left[slot];
+        bool heard = left->life == life && left->run == header->run, expelled = s->said->expelled[slot] == life;
+        bool ended = heard && left->ended && left->generation == header->generation;
         bool wrong = reason == WIRE_LOSS_UNKNOWN  ? header->generation <= 1
-                     : reason == WIRE_LOSS_ENDED  ? !ended
+                     : reason == WIRE_LOSS_ENDED  ? !heard || !left->ended
                      : reason == WIRE_LOSS_LEFT   ? !heard
                      : reason == WIRE_LOSS_DIED   ? ended
                      : reason == WIRE_LOSS_SILENT ? !expelled || ended
@@ -269,10 +269,10 @@ void judge_link_report(struct pccl_sim *s, const struct control *control, const 
                        const uint8_t *body) {
     if (header->type == WIRE_LINKED) note_unreachable(s, control, header, body);
     if (header->type == WIRE_LEAVE || header->type == WIRE_LEAVING) {
-        s->said->left[control->slot].life = control->life;
-        s->said->left[control->slot].run = header->run;
-        s->said->left[control->slot].generation = header->generation;
-        s->said->left[control->slot].ended = header->type == WIRE_LEAVE;
+        struct left_record *left = &s->said->left[control->slot];
+        bool ended = left->life == control->life && left->run == header->run && left->ended;
+        if (!ended) // a master that was replaced may hear the LEAVING before it later
+            *left = (struct left_record){control->life, header->run, header->generation, header->type == WIRE_LEAVE};
     }
     struct wire_link_down down;
     uint32_t life;

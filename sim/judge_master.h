@@ -5,6 +5,12 @@
 #include "master/core.h"
 #include "sim/controls.h"
 
+struct left_record {
+    uint32_t life;
+    uint64_t run, generation; // of the master that heard its LEAVING, or its LEAVE
+    bool ended;               // the latter
+};
+
 struct judged_masters {
     struct {
         uint32_t life;
@@ -14,11 +20,7 @@ struct judged_masters {
     int64_t reported_at[SLOTS][SLOTS], regrouped_at[GROUPS];
     uint64_t regrouped[GROUPS];         // in which epoch
     int64_t unreached_at[SLOTS][SLOTS]; // when the one said of the other that it has no links to it for a candidate
-    struct {
-        uint32_t life;
-        uint64_t run, generation; // of the master that heard its LEAVING, or its LEAVE
-        bool ended;               // the latter
-    } left[SLOTS];
+    struct left_record left[SLOTS];
     uint32_t expelled[SLOTS];                     // life that was told so
     uint64_t gone[MASTERS_MOST];                  // digest of what the last epoch told of those who are gone
     struct wire_member members[WIRE_MAX_MEMBERS]; // scratch
