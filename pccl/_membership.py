@@ -38,6 +38,8 @@ FORM_PAUSE_MOST_SECONDS = 0.1
 FORM_GRACE_SECONDS = 0.5
 """How long a vote of `wait_for_peers` may outlast its deadline: five of the others' pauses."""
 
+_NAME_OF_A_NUMBER = re.compile(r"[A-Za-z0-9_]{1,32}")
+
 WITHIN_MOST = 4_000_000
 """Seconds until a member has to be gone that it announces at most: the wire carries milliseconds in 32 bits."""
 
@@ -172,7 +174,7 @@ class Membership:
         if len(numbers) > NUMBERS_MOST:
             raise ArgumentError(f"report takes at most {NUMBERS_MOST} numbers, not {len(numbers)}")
         for name in numbers:
-            if not re.fullmatch(r"[A-Za-z0-9_]{1,32}", name):
+            if not _NAME_OF_A_NUMBER.fullmatch(name):
                 raise ArgumentError(f"the name of a number must have 1 to 32 letters, digits and underscores, not {name!r}")
         values = _ffi.new("double[]", [_number(name, value) for name, value in numbers.items()])
         names = [_ffi.new("char[]", name.encode()) for name in numbers]

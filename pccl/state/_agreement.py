@@ -43,6 +43,9 @@ _NAMES = "param_names"
 
 _MISSING = "missing"
 
+_NUMBER, _MAPPING = (int, float, numbers.Real), (dict, Mapping)
+"""The usual classes first: an abstract one that is asked for the first time takes its time, and the first sync waits for it."""
+
 
 class Each(dict[Any, Any]):
     """Texts, types, or what is yes or no, of many terms, whose common name has "{}" where a key of this one goes."""
@@ -138,16 +141,16 @@ def text_of(value: Any) -> str:
         return value
     if isinstance(value, bool | torch.dtype):
         return str(value)
-    if isinstance(value, numbers.Real):
+    if isinstance(value, _NUMBER):
         number = float(value)
         return str(int(number)) if abs(number) < 1 << 53 and number.is_integer() else repr(number)
     if isinstance(value, Tensor):
         plain = value.numel() <= _SMALL and not value.is_meta and not hasattr(value, "full_tensor")
         return text_of(value.tolist()) if plain else layout_of(value)
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {text_of(one)}' for key, one in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"({', '.join(map(text_of, value))})"
+    if value is not None and isinstance(value, _MAPPING):
+        return f"{{{', '.join(f'{key}: {text_of(one)}' for key, one in value.items())}}}"
     return kind_of(value)
 
 
@@ -238,11 +241,13 @@ def _outline(label: str, value: Any, depth: int = 0) -> dict[str, str]:
     """What a plain value consists of, without numbers and text. `label` is its name."""
     if hasattr(value, "dtype") and bool(value.shape):
         return {label: layout_of(value)}
-    if not isinstance(value, Mapping | list | tuple) or depth == _DEPTH:
-        return {label: "a number" if isinstance(value, numbers.Real) else kind_of(value)}
-    found = {label: kind_of(value) if isinstance(value, Mapping) else f"{kind_of(value)} of length {len(value)}"}
-    listed = ((at, one) for at, one in enumerate(value) if not isinstance(one, numbers.Real))
-    for key, one in sorted(value.items(), key=lambda item: repr(item[0])) if isinstance(value, Mapping) else listed:
+    if isinstance(value, _NUMBER):
+        return {label: "a number"}
+    if not isinstance(value, (list, tuple, *_MAPPING)) or depth == _DEPTH:
+        return {label: kind_of(value)}
+    found = {label: kind_of(value) if isinstance(value, _MAPPING) else f"{kind_of(value)} of length {len(value)}"}
+    listed = ((at, one) for at, one in enumerate(value) if not isinstance(one, _NUMBER))
+    for key, one in sorted(value.items(), key=lambda item: repr(item[0])) if isinstance(value, _MAPPING) else listed:
         found |= _outline(f"{label}[{key!r}]", one, depth + 1)
     return found
 
