@@ -61,8 +61,6 @@ void breaks_add(struct breaks *breaks, struct membership *table, struct peer_rec
     }
     bool *reports = from < to ? &pair->a_reports : &pair->b_reports;
     if (!pair->pending) {
-        actions_log(&table->actions, LOG_WARN, "link between %s and %s is down", membership_label(reporter).chars,
-                    membership_label(reported).chars);
         // The first word of each side may be about the same break: one that was stopped meanwhile sees it after the
         // epoch that mends it.
         bool told = pair->failures > 0 && !*reports && !silent;
@@ -243,7 +241,13 @@ void breaks_tick(struct breaks *breaks, struct membership *table, struct peer_gr
                              culprit.broken, group->count - 1, culprit.reporters);
     expel_disputed(breaks, table, group);
     bool down = false; // not so if a malformed frame of an older group epoch was reported
-    for (uint32_t i = 0; i < breaks->count; i++) down |= breaks->pairs[i].pending;
+    for (uint32_t i = 0; i < breaks->count; i++) {
+        const struct breaks_pair *pair = &breaks->pairs[i];
+        down |= pair->pending;
+        if (pair->pending && (pair->a_reports || pair->b_reports) && is_living(table, pair))
+            actions_log(&table->actions, LOG_WARN, "link between %s and %s is down",
+                        membership_label(&table->peers[pair->a]).chars, membership_label(&table->peers[pair->b]).chars);
+    }
     if (down) membership_change_group(table, group); // where somebody was expelled, the loss makes the new epoch
 }
 

@@ -58,20 +58,18 @@ def until(condition: Callable[[], object], otherwise: str = "") -> None:
 class MasterProcess:
     """`pccl master` as a process, which may be killed, and started again at its address."""
 
-    def __init__(self, heartbeat_limit: float = 5.0) -> None:
+    def __init__(self, heartbeat_limit: float = 5.0, log: Path | None = None) -> None:
+        self._log = Path(os.devnull) if log is None else log
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self._heartbeat_limit = heartbeat_limit
         self.start()
 
     def start(self) -> None:
         """Returns once it listens."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pccl", "master", "--listen", self.address, "--heartbeat-limit", str(self._heartbeat_limit)],
-            env=ENVIRONMENT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        options = ["--listen", self.address, "--heartbeat-limit", str(self._heartbeat_limit)]
+        command = [sys.executable, "-m", "pccl", "master", *options]
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         assert "listening" in self.process.stdout.readline()
 

@@ -196,6 +196,17 @@ def lines_about(log: Path, way: str) -> list[str]:
     return [line for line in log.read_text().splitlines() if f"peer {way} (" in line and (" lost (" in line or " left (" in line)]
 
 
+@pytest.mark.parametrize("way", ["kill", "exit", "close"])
+def test_the_master_has_one_line_for_a_loss(way, tmp_path):
+    log = tmp_path / "master"
+    with MasterProcess(log=log) as master, run_with(way, "stays", serving=master) as (comm, everybody, processes, _):
+        before = len(log.read_text())
+        go(processes[way])
+        reasons_seen(comm, everybody, 1)
+        until(lambda: f"peer {way} (" in log.read_text()[before:])
+        assert len([line for line in log.read_text()[before:].splitlines() if f"peer {way} (" in line]) == 1, log.read_text()
+
+
 def test_decisions_are_told_once_by_each_process(tmp_path):
     with run_with("notice", "other state", "kill", "stays", logs=tmp_path) as (comm, everybody, processes, _):
         go(processes["notice"], "leave")
