@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import signal
 import time
@@ -42,6 +43,8 @@ RISK_SECONDS = 1.0
 """Between two reports of how many steps a loss would cost, at least."""
 
 _Result = TypeVar("_Result")
+
+_log = logging.getLogger("pccl.distributed")
 
 
 class Elastic:
@@ -93,7 +96,7 @@ class Elastic:
             raise ValueError(f"parity_every must be 1 or more calls, not {parity_every}")
         require_policy(parity)
         if parity_every is None and parity != "raise":
-            raise ValueError(f"parity={parity!r} is for the checks of parity_every=, which is None: nothing would be checked")
+            _log.warning("parity=%r is for the checks of parity_every=, which is None: nothing is checked", parity)
         for name in values:
             if name.startswith("_") or hasattr(type(self), name):
                 raise ValueError(f"Elastic: {name!r} cannot be the name of a value; choose another name")
