@@ -136,13 +136,16 @@ class Spans:
                 key = _key(event)
                 self._told[key] = None
                 if key not in before:
-                    try:
-                        self._tell(event, recording.name)
-                    except Exception as error:  # of a span processor of the program
-                        self._warn(error)
+                    self._try_to_tell(event, recording.name)
         except RecordingError:
             pass
         except Exception as error:
+            self._warn(error)
+
+    def _try_to_tell(self, event: Event, member: str) -> None:
+        try:
+            self._tell(event, member)
+        except Exception as error:  # of a span processor of the program
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
@@ -154,9 +157,7 @@ class Spans:
     def _tell(self, event: Event, member: str) -> None:
         match event["kind"]:
             case "operation" if event["ended"] is not None:
-                given = {f"pccl.{name}": event[name] for name in ATTRIBUTES if event[name] is not None}
-                # exporters refuse integers beyond 64 bits with a sign
-                numbers = {name: str(one) if isinstance(one, int) and one >= 1 << 63 else one for name, one in given.items()}
+                numbers = {f"pccl.{name}": _attribute(event[name]) for name in ATTRIBUTES if event[name] is not None}
                 self._span(event["collective"], event["at"], event["ended"], event["error"], {**numbers, "pccl.member": member})
             case "call" if event["ended"] is not None:
                 self._span(event["name"], event["at"], event["ended"], event["error"], {"pccl.member": member})
@@ -174,6 +175,11 @@ class Spans:
         if error is not None:
             span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, error))
         span.end(_nanoseconds(ended))
+
+
+def _attribute(value: int | str) -> int | str:
+    """Exporters refuse integers beyond 64 bits with a sign."""
+    return str(value) if isinstance(value, int) and value >= 1 << 63 else value
 
 
 def _key(event: Event) -> tuple[Any, ...]:

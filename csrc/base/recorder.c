@@ -327,9 +327,13 @@ struct recorder *recorder_new(const struct recorder_options *options) {
     r->kept = path != NULL && path[0] != 0;
     uint32_t records = r->kept ? RECORDER_FILE_RECORDS : RECORDER_RECORDS;
     r->fd = r->kept ? create_named(r, path, options->name) : create_default(r);
-    if (r->fd < 0 || !map(r, records)) {
-        if (r->fd >= 0) LOG(r->kept ? LOG_WARN : LOG_DEBUG, "cannot write events to %s: %s", r->path, strerror(errno));
-        if (r->fd >= 0) unlink(r->path);
+    if (r->fd < 0) {
+        free(r);
+        return NULL;
+    }
+    if (!map(r, records)) {
+        LOG(r->kept ? LOG_WARN : LOG_DEBUG, "cannot write events to %s: %s", r->path, strerror(errno));
+        unlink(r->path);
         descriptor_close(r->fd);
         free(r);
         return NULL;

@@ -22,6 +22,10 @@ static bool begin_step(struct workers *all) {
     return true;
 }
 
+static void end_step(struct workers *all) {
+    if (--all->stepping == 0 && all->paused) pthread_cond_signal(&all->still);
+}
+
 static void note_events(struct worker *worker, const struct epoll_event *events, int count) {
     for (int i = 0; i < count; i++) {
         if (events[i].data.ptr == NULL)
@@ -48,7 +52,7 @@ static void *work(void *argument) {
     turn_take(lanes->workers);
     while (begin_step(all)) {
         bool busy = lane_step_all(&worker->ready);
-        if (--all->stepping == 0 && all->paused) pthread_cond_signal(&all->still);
+        end_step(all);
         worker->waits = !busy;
         uint64_t freed = all->freed;
         turn_leave(lanes->workers);

@@ -107,8 +107,6 @@ static void tell_lost(struct master *master) {
     }
 }
 
-// ---- accepting and dialling ----
-
 // ---- the other masters of the list ----
 
 // All at once, and nothing waits for them.

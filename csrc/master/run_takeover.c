@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "master/gather.h"
+#include "ops/members.h"
 
 struct takeover {
     struct run *run;
@@ -93,9 +94,8 @@ static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
         const struct survivor *survivor = survivors_member(t->survivors, t->config, i);
         if (survivor == NULL) {
             const struct wire_member *gone = &t->config->members[i];
-            uint32_t rank = 0;
-            for (uint32_t k = begin; k < end; k++) rank += t->config->members[k].join_number < gone->join_number;
-            membership_note_lost(t->table, gone, rank, WIRE_LOSS_UNKNOWN,
+            const struct epoch_ring ring = {.members = &t->config->members[begin], .count = end - begin};
+            membership_note_lost(t->table, gone, epoch_ring_rank(&ring, gone->join_number), WIRE_LOSS_UNKNOWN,
                                  "it did not come to the master that took the run up");
             continue;
         }

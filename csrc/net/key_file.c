@@ -19,12 +19,12 @@ static const char *access_problem(const char *path, const struct stat *status, b
     if (!of_root && status->st_uid != geteuid())
         return "it belongs to another user: copy it, and give the copy mode 0600";
     bool reads = secret && (status->st_mode & (readers | writers)) != 0, writes = (status->st_mode & writers) != 0;
+    if (!reads && !writes) return (size_t)status->st_size >= capacity ? "it is too long" : NULL;
     snprintf(text, sizeof text,
              reads ? "other users can read or write it: chmod 600 %s, and make new keys if somebody may have read it"
                    : "other users can write it: chmod go-w %s",
              path);
-    if (reads || writes) return text;
-    return (size_t)status->st_size >= capacity ? "it is too long" : NULL;
+    return text;
 }
 
 const char *key_file_read(const char *path, bool secret, char *text, size_t capacity) {

@@ -85,13 +85,17 @@ struct wire_name peer_name_of_host(void) {
 
 struct peer_label peer_label_with(const struct wire_id *id, const struct wire_name *name, const char *more) {
     const uint8_t *bytes = id->bytes;
-    bool named = name->chars[0] != 0, adds = more[0] != 0;
+    const char *comma = more[0] == 0 ? "" : ", ";
     char hex[9];
     struct peer_label label;
     snprintf(hex, sizeof hex, "%02x%02x%02x%02x", bytes[0], bytes[1], bytes[2], bytes[3]);
-    snprintf(label.chars, sizeof label.chars, "peer %s%s%s%s%.*s%s", named ? name->chars : hex,
-             named || adds ? " (" : "", named ? hex : "", named && adds ? ", " : "", PEER_LABEL_MORE - 1, more,
-             named || adds ? ")" : "");
+    if (name->chars[0] != 0)
+        snprintf(label.chars, sizeof label.chars, "peer %s (%s%s%.*s)", name->chars, hex, comma, PEER_LABEL_MORE - 1,
+                 more);
+    else if (more[0] != 0)
+        snprintf(label.chars, sizeof label.chars, "peer %s (%.*s)", hex, PEER_LABEL_MORE - 1, more);
+    else
+        snprintf(label.chars, sizeof label.chars, "peer %s", hex);
     return label;
 }
 

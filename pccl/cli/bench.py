@@ -105,9 +105,7 @@ def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "", **acces
             comm.wait_for_peers(plan.world, timeout=FORM_SECONDS)
         except pccl.PCCLTimeoutError:
             raise BenchError(f"fewer than {plan.world} peers connected within {FORM_SECONDS:.0f} s") from None
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-        about = {"cpu": next(models, platform.machine()), "peers_run": _placement()}
+        about = {"cpu": _processor(), "peers_run": _placement()}
         gloo = _join_gloo(plan, rank, folder) if plan.gloo else None
         for size in plan.sizes:
             yield _measure(comm, plan, size, gloo) | about
@@ -211,6 +209,11 @@ def _placement() -> str:
     if os.sched_getscheduler(0) == os.SCHED_FIFO:
         words.append("real-time")
     return ", ".join(words) or "unpinned"
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def run_peer() -> None:

@@ -352,11 +352,12 @@ def _run(target: Target) -> Iterator[Finding]:
             seen = seen if master in seen else f"{master}: {seen}"
             yield Finding("master", "problem", seen, advice or KEYS_ADVICE)
         else:
-            if top.has_members(told):
-                yield from _members(master, told)
-                continue
-            seen, advice = asked.why_no_run()
-            yield Finding("master", "warning" if advice else "ok", f"{master}: {seen}", advice)
+            yield from _members(master, told) if top.has_members(told) else _no_run(master, asked)
+
+
+def _no_run(master: str, asked: top.Masters) -> Iterator[Finding]:
+    seen, advice = asked.why_no_run()
+    yield Finding("master", "warning" if advice else "ok", f"{master}: {seen}", advice)
 
 
 def _members(master: str, told: Diagnosis) -> Iterator[Finding]:

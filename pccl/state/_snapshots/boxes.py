@@ -153,7 +153,7 @@ def _slice_from(part: Any) -> Slice:
         raise ValueError(f"elements of {_short(part[1])} bytes in {len(whole)}, {len(offset)} and {len(shape)} dimensions")
     if any(begin + size > end for begin, size, end in zip(offset, shape, whole, strict=True)):
         raise ValueError(f"the part {shape} at {offset} is not inside the shape {whole}")
-    if box.numel and math.prod(shape[: split_of(whole, box)]) > RUNS_MAX:
+    if run_count(whole, box) > RUNS_MAX:
         raise ValueError(f"the part {shape} of the shape {whole} consists of more than {RUNS_MAX} ranges of memory")
     return Slice(part[0], dtype.itemsize, whole, box)
 
@@ -164,6 +164,11 @@ def split_of(whole: tuple[int, ...], box: Box) -> int:
     while split > 0 and box.shape[split - 1] == whole[split - 1]:
         split -= 1
     return max(0, split - 1)
+
+
+def run_count(whole: tuple[int, ...], box: Box) -> int:
+    """Of how many ranges of the memory of the whole tensor a box consists."""
+    return math.prod(box.shape[: split_of(whole, box)]) if box.numel else 0
 
 
 def image_offsets(shards: ShardMap) -> tuple[dict[str, int], int]:

@@ -175,7 +175,7 @@ __attribute__((no_sanitize("thread"))) static void *change_all(void *side) {
     return NULL;
 }
 
-// What a newcomer holds is told, so that nobody counts on a copy that is always old.
+// A newcomer tells what it holds, so that nobody counts on a copy that is always old.
 static void test_held(void) {
     struct side donor, newcomer;
     pthread_t thread;
