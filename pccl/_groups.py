@@ -85,25 +85,27 @@ def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID
     """Tells an error which of the members of its call are lost."""
     lost = [(rank, member) for rank, member in enumerate(members) if member not in living]
     error.ranks = tuple(rank for rank, _ in lost)
-    error.names = tuple(name_of(handle, member) for _, member in lost)
-    told = [reason_lost(handle, member) for _, member in lost]
-    error.reasons, error.causes = tuple(reason for reason, _ in told), tuple(why for _, why in told)
+    _tell(error, handle, [member for _, member in lost])
+    whys = map(why_gone, error.reasons, error.causes)
     labels = {
-        rank: f"{rank_label(rank, name, member)}, {why_gone(*one)}"
-        for (rank, member), name, one in zip(lost, error.names, told, strict=True)
+        rank: f"{rank_label(rank, name, member)}, {why}"
+        for (rank, member), name, why in zip(lost, error.names, whys, strict=True)
     }
     for rank, member in lost:  # an op of two members has named them by their places in it
         error.detail = re.sub(rf"\brank \d+(?= \([^()]*{short(member)}\))", f"rank {rank}", error.detail)
     error.detail = with_names(error.detail, labels)
 
 
-def name_gone(error: PeerLostError, handle: NativeHandle) -> None:
+def name_told(error: PeerLostError, handle: NativeHandle) -> None:
     """Tells an error of an op of all members what is known of those whom its text names. Ranks may have changed."""
     uuids, count = _ffi.new(_UUIDS, _LOST_MOST), _ffi.new("size_t *")
     with contextlib.suppress(PCCLError):
         call(handle, "pccl_ext_comm_lost", uuids, _LOST_MOST, count)
     gone = [UUID(bytes=bytes(uuids[i].data)) for i in range(count[0])]
-    lost = [member for member in gone if short(member) in error.detail]
+    _tell(error, handle, [member for member in gone if short(member) in error.detail])
+
+
+def _tell(error: PeerLostError, handle: NativeHandle, lost: Sequence[UUID]) -> None:
     told = [reason_lost(handle, member) for member in lost]
     error.names = tuple(name_of(handle, member) for member in lost)
     error.reasons, error.causes = tuple(reason for reason, _ in told), tuple(why for _, why in told)

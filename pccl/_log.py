@@ -63,8 +63,7 @@ def attach() -> None:
         _detach()
         _process = 0
         return
-    level = logging.getLogger("pccl").getEffectiveLevel()
-    _C.pccl_ext_log_prefer(sum(mapped < level for mapped in LEVELS))  # the least level of the core that the logger takes
+    _C.pccl_ext_log_prefer(_level_of_core(logging.getLogger("pccl").getEffectiveLevel()))
     atexit.register(_detach)
 
 
@@ -77,6 +76,11 @@ def _has_handler(logger: logging.Logger | None) -> bool:
             return True
         logger = logger.parent if logger.propagate else None
     return False
+
+
+def _level_of_core(level: int) -> int:
+    """Returns the least level of the core that a logger with this level takes."""
+    return next((number for number, mapped in enumerate(LEVELS) if mapped >= level), len(LEVELS))
 
 
 def _forward(event: int) -> None:

@@ -17,7 +17,7 @@ from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, Result, Usa
 from pccl._exports import publish
 from pccl._feedback import ErrorFeedback
 from pccl._gpu import DEFAULT_STREAM, hold_stream
-from pccl._groups import name_gone
+from pccl._groups import name_told
 from pccl._handle import Events, Handle
 from pccl._loader import _C, _ffi
 from pccl._operations import OpTicket, contributors, request_cancel, told
@@ -229,10 +229,14 @@ class Op(OpTicket):
         try:
             super().check()
         except PCCLError as error:
-            error.contributors = self._contributors
-            if isinstance(error, PeerLostError) and self._home is not None:
-                name_gone(error, self._home)
+            self.tell(error)
             raise
+
+    def tell(self, error: PCCLError) -> None:
+        """Tells its error what had been completed, and who is lost."""
+        error.contributors = self._contributors
+        if isinstance(error, PeerLostError) and self._home is not None:
+            name_told(error, self._home)
 
     def info(self) -> ReduceInfo:
         return reduce_info(self.c.info, self._contributors)
@@ -454,9 +458,7 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
         if result == SUCCESS:
             return self._op.info()
         error = error_for(result, "pcclAwaitAsyncReduce", self._op.detail)
-        error.contributors = self._op._contributors
-        if isinstance(error, PeerLostError):
-            name_gone(error, self._handle)
+        self._op.tell(error)
         raise error
 
     def _request_cancel(self) -> None:

@@ -117,14 +117,9 @@ class EdgeReport:
     reason: str  # why so many do
 
 
-JOINING = (
-    "copies the state",
-    "waits to be admitted",
-    "makes its links",
-    "receives the state in its first sync",
-    "waits as a spare",
-)
-"""What a peer does on its way into the run."""
+COPIES, RECEIVES, SPARE = "copies the state", "receives the state in its first sync", "waits as a spare"
+JOINING = (COPIES, "waits to be admitted", "makes its links", RECEIVES, SPARE)
+"""What a peer does on its way into the run, by the numbers of C."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +146,13 @@ class JoinerReport:
     @property
     def missing(self) -> tuple[str, ...]:
         """The protection that it lacks, as `MemberReport.missing`: its copy is over, and it holds less than half of the state."""
-        if self.does == JOINING[0] or 2 * self.done_bytes >= self.total_bytes:
+        if self.does == COPIES or 2 * self.done_bytes >= self.total_bytes:
             return ()
-        return ("spare" if self.does == JOINING[4] else "precopy",)
+        return ("spare" if self.does == SPARE else "precopy",)
 
     def __str__(self) -> str:
         text = f"{self.name or self.uuid.hex[:8]} {self.does}"
-        if self.total_bytes and self.does != JOINING[3]:
+        if self.total_bytes and self.does != RECEIVES:
             text += f": {self.done_bytes / 1e6:.0f} of {self.total_bytes / 1e6:.0f} MB"
         return text if self.eta_seconds is None else f"{text}, about {self.eta_seconds:.0f} s left"
 

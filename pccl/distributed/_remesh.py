@@ -221,10 +221,7 @@ class _Plan:
 
     def carry_out(self) -> None:
         """Makes the group again, with its settings, and gives the parameters shards of the new size."""
-        by_module = self.old._module_to_pre_save_state_dict_hook_handle, self.old._module_to_pre_load_state_dict_hook_handle
-        hooks = [one._post_load_hook_handle for one in self.old.fsdp_params]
-        for handle in (*hooks, *by_module[0].values(), *by_module[1].values()):
-            handle.remove()
+        _remove_hooks(self.old)
         wholes = [_whole(one) for one in self.parameters]
         placements = {whole: one.placement for whole, one in zip(wholes, self.parameters, strict=True)}
         group = internals().FSDPParamGroup(
@@ -263,6 +260,14 @@ def _after_forward(state: Any, group: Any, size: int) -> tuple[int | None, bool 
         return None, False
     asked = there.shard_mesh_size if there.mesh is not group.mesh_info.mesh else _asked.get(group)
     return asked, asked if asked is not None and size % asked == 0 else True
+
+
+def _remove_hooks(group: Any) -> None:
+    for one in group.fsdp_params:
+        one._post_load_hook_handle.remove()
+    for hooks in (group._module_to_pre_save_state_dict_hook_handle, group._module_to_pre_load_state_dict_hook_handle):
+        for handle in hooks.values():
+            handle.remove()
 
 
 def _whole(one: _Parameter) -> nn.Parameter:

@@ -104,8 +104,8 @@ def apart(sources: Sequence[torch.Tensor], outputs: Sequence[Sequence[torch.Tens
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or a copy of it in plain memory."""
-    _check_data(tensor)
     if is_plain(tensor):
+        _check_data(tensor)
         return tensor
     made = scratch(tensor)
     made.copy_(tensor.detach())
@@ -119,8 +119,8 @@ def writable(
 
     The memory is apart from `source`, which the call reads.
     """
-    _check_data(tensor)
     if is_plain(tensor) and (source is None or not overlap(tensor, source)):
+        _check_data(tensor)
         return tensor, None
     _check_fillable(tensor)
     made = readable(tensor) if holds_input else scratch(tensor)
