@@ -24,7 +24,7 @@ from harness import MIB, Fleet, Master, Peer, Row
 from netlab import Lab, Link, Place
 
 import pccl
-from pccl import _keys
+from pccl._run import keys as _keys
 from pccl.lab.ports import free_ports
 
 METHOD = """Plain and with keys in turn within one run; medians, and the ratio of medians. `op`: two processes on one host, by

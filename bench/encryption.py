@@ -24,7 +24,7 @@ import harness
 from harness import Row
 
 import pccl
-from pccl import _keys
+from pccl._run import keys as _keys
 
 METHOD = """One process; one thread sends 1 MiB at a time over one loopback connection, another one receives. Blocks of plain TCP,
 of the same in the pieces of TLS (`pieces`: 64 KiB are sent at a time, and 16 KiB received), of TLS (csrc/net/tls.h), of messages

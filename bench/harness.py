@@ -62,7 +62,7 @@ class Peer:
 def _run_worker(
     worker: Callable[..., Any], peer: Peer, namespace: str | None, pin: bool, realtime: bool, arguments: dict[str, Any]
 ) -> None:
-    from pccl._processes import die_with_parent
+    from pccl._host.processes import die_with_parent
 
     die_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its peers

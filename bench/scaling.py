@@ -16,8 +16,8 @@ from pathlib import Path
 
 import harness
 
-from pccl._address import parse_endpoint
-from pccl._diagnosis import diagnose_run
+from pccl._core.address import parse_endpoint
+from pccl._watch.diagnosis import diagnose_run
 from pccl.lab.ports import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent

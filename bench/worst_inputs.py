@@ -32,7 +32,7 @@ sys.path.append(str(harness.ROOT / "tests"))
 from frame_numbers import HEADER, TYPES, hello_body
 from worst_trees import TREES, make_tree, message
 
-from pccl import _keys
+from pccl._run import keys as _keys
 
 METHOD = """Each listener runs in a process of its own. A prober of another run asks again as soon as it is answered. Its longest
 wait while the input comes, and for half a second after it, is the pause; "quiet" is its longest wait in the half second before.

@@ -11,7 +11,7 @@
 // has no elements. Scale NaN: all elements of the entries are NaN.
 //
 // Pure; buffers may lie at any address; the same bits on every machine. A module of the Python package by itself
-// (pccl/_sparse.py), and no part of the core.
+// (pccl/_peer/sparse.py), and no part of the core.
 #ifndef PCCL_BINDINGS_SPARSE_H
 #define PCCL_BINDINGS_SPARSE_H
 

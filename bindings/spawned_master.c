@@ -8,7 +8,7 @@
 // --host is the name of the listen address in what it prints. --place is the index of this master in the list; without
 // it, the list contains the listen address. With --new, nobody was ever at its address, so that newcomers do not wait
 // for members of an earlier run. With --own-keys, the folder of the keys is that of one job, and each process that needs
-// it locks it (pccl/_own_keys.py). The master holds the folder, and removes it at the end if nobody else holds it.
+// it locks it (pccl/_run/own_keys.py). The master holds the folder, and removes it at the end if nobody else holds it.
 //
 // The program prints `pccl master listening on HOST:PORT`. SIGINT ends the run. SIGTERM detaches the master; with
 // --end-on-sigterm it ends the run. With --background it returns once the master listens. With --leave it returns at
@@ -36,7 +36,7 @@
 #include "api/ext.h"
 #include "ccoip.h"
 
-#define OWN_KEYS_PREFIX "pccl-keys-" // of the folders of pccl/_own_keys.py
+#define OWN_KEYS_PREFIX "pccl-keys-" // of the folders of pccl/_run/own_keys.py
 
 enum {
     MOST_MASTERS = 16,

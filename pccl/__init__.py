@@ -55,8 +55,8 @@ else:
 @_atexit.register
 def _await_masters() -> None:
     """Waits for running masters after the exit handlers that the program registered, which may close them."""
-    if "pccl._master" in _sys.modules:
-        _sys.modules["pccl._master"].serve_all_to_the_end()
+    if "pccl._run.master" in _sys.modules:
+        _sys.modules["pccl._run.master"].serve_all_to_the_end()
 
 
 del TYPE_CHECKING

@@ -10,10 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PUBLIC = {
-    "_collectives": ("Collective", "CollectiveOp"),
-    "_communicator": ("Communicator",),
-    "_reports": ("DepartureReport", "Diagnosis", "EdgeReport", "Finding", "FindingKind", "JoinerReport", "MemberReport"),
-    "_enums": (
+    "_core.enums": (
         "Attribute",
         "DataType",
         "DeviceType",
@@ -22,7 +19,7 @@ PUBLIC = {
         "ReduceOp",
         "SharedStateSyncStrategy",
     ),
-    "_errors": (
+    "_core.errors": (
         "ArgumentError",
         "CallAgainError",
         "ConnectError",
@@ -42,22 +39,25 @@ PUBLIC = {
         "TooFewPeersError",
         "UsageError",
     ),
-    "_feedback": ("ErrorFeedback",),
-    "_groups": ("Group",),
-    "_handle": ("Handle",),
-    "_links": ("Link",),
-    "_master": ("MasterNode",),
-    "_named": ("CollectiveHandle",),
-    "_reduces": ("AsyncReduceHandle",),
-    "_results": ("CollectiveInfo", "Contributors", "ParityInfo", "ReduceInfo"),
-    "_state": ("SharedState", "SharedStateSyncInfo", "SyncProgress"),
-    "_types": (
+    "_core.groups": ("Group",),
+    "_core.results": ("CollectiveInfo", "Contributors", "ParityInfo", "ReduceInfo"),
+    "_core.types": (
         "QuantizationOptions",
         "ReduceDescriptor",
         "ReduceOpDescriptor",
         "ReduceOperandDescriptor",
         "TensorInfo",
     ),
+    "_ops.collectives": ("Collective", "CollectiveOp"),
+    "_ops.feedback": ("ErrorFeedback",),
+    "_ops.handle": ("Handle",),
+    "_ops.reduces": ("AsyncReduceHandle",),
+    "_peer.communicator": ("Communicator",),
+    "_peer.named": ("CollectiveHandle",),
+    "_peer.shared_state": ("SharedState", "SharedStateSyncInfo", "SyncProgress"),
+    "_run.master": ("MasterNode",),
+    "_watch.links": ("Link",),
+    "_watch.reports": ("DepartureReport", "Diagnosis", "EdgeReport", "Finding", "FindingKind", "JoinerReport", "MemberReport"),
 }
 
 MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
@@ -73,13 +73,13 @@ def rehome(namespace: dict[str, Any], names: Iterable[str]) -> None:
     package = namespace["__name__"]
     for name in names:
         value = namespace[name]
-        if getattr(value, "__module__", "").startswith(f"{package}._"):
+        if getattr(value, "__module__", "").startswith((f"{package}._", "pccl._")):
             value.__module__ = package
 
 
 def publish(namespace: dict[str, Any]) -> None:
     """Adds the public names of a module to `pccl`, and sets their `__module__` to it. The last call of each module in PUBLIC."""
-    package, _, module = namespace["__name__"].rpartition(".")
-    public = vars(sys.modules[package])
+    module = namespace["__name__"].removeprefix("pccl.")
+    public = vars(sys.modules["pccl"])
     public.update({name: namespace[name] for name in PUBLIC[module]})
     rehome(public, PUBLIC[module])

@@ -17,12 +17,12 @@ import signal
 import sys
 import threading
 
-from pccl._address import parse_endpoints, without_run
-from pccl._calls import call
-from pccl._errors import PCCLError, Result
-from pccl._files import open_log
-from pccl._loader import _C
-from pccl._master import MasterNode
+from pccl._core.address import parse_endpoints, without_run
+from pccl._core.calls import call
+from pccl._core.errors import PCCLError, Result
+from pccl._core.library import _C
+from pccl._host.files import open_log
+from pccl._run.master import MasterNode
 from pccl_command.native_master import SIGTERM_CHOICES
 
 TYPE_CHECKING = False

@@ -20,10 +20,10 @@ except ImportError as error:
     raise ImportError(f"pccl.torchft needs torchft: pip install 'pccl[torchft]' ({error})") from error
 
 from pccl import distributed
-from pccl._calls import Deadline
-from pccl._communicator import Communicator
-from pccl._errors import PCCLError
-from pccl._master import MasterNode
+from pccl._core.calls import Deadline
+from pccl._core.errors import PCCLError
+from pccl._peer.communicator import Communicator
+from pccl._run.master import MasterNode
 from pccl.distributed._board import host_of, own_address
 from pccl.distributed._collectives import Collectives
 from pccl.distributed._group import WORLD_NAME

@@ -126,14 +126,14 @@ def _milliseconds(text: str, least: float, most: float) -> str:
 
 
 def _open_log(path: str) -> int:
-    from pccl._files import open_log
+    from pccl._host.files import open_log
 
     log = open_log(path)
     os.set_inheritable(log, True)
     return log
 
 
-# ---- addresses, as in pccl._address ----
+# ---- addresses, as in pccl._core.address ----
 
 
 def _parse(text: str) -> Endpoint:

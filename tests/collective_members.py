@@ -17,7 +17,7 @@ import numpy as np
 from performers import PATIENCE, Performer, preload
 
 from pccl import Communicator, DataType, MasterNode, PCCLError, PCCLTimeoutError, PeerLostError, ReduceOp
-from pccl._groups import Group
+from pccl._core.groups import Group
 
 preload(__name__)
 

@@ -22,11 +22,11 @@ def pytest_configure(config):
     """With TEST_KEYS=1 all processes of the tests have keys: those of masters, for many are a master and a peer in one."""
     if os.environ.get("TEST_KEYS", "0") == "0":
         return
-    from pccl import _keys
+    from pccl._run import keys
 
     folder = tempfile.mkdtemp(prefix="pccl-test-keys-")
     config.add_cleanup(lambda: shutil.rmtree(folder))
-    os.environ["PCCL_KEYS"] = str(_keys.write_files(os.path.join(folder, "run"), _keys.new_keys())[0])
+    os.environ["PCCL_KEYS"] = str(keys.write_files(os.path.join(folder, "run"), keys.new_keys())[0])
 
 
 def pytest_collection_modifyitems(items):

@@ -30,7 +30,7 @@ from pccl import (
     ReduceOp,
     UsageError,
 )
-from pccl._gpu import hold_stream
+from pccl._core.gpu import hold_stream
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from pccl import JoinError, MasterNode, PCCLError, _keys
+from pccl import JoinError, MasterNode, PCCLError
+from pccl._run import keys as _keys
 from pccl.lab.ports import free_ports
 
 CLONE_NEWNET = 0x40000000

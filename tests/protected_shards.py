@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from pccl import _holder
-from pccl._errors import Left, ProtectionError
+from pccl._core.errors import Left, ProtectionError
+from pccl._host import holder
 from pccl.distributed import Elastic, PeerLostError, Snapshots
 from pccl.distributed._dtensors import box_of, local_part
 from pccl.distributed._sharded import Sharded
@@ -197,7 +197,7 @@ class Member(elastic_shards.Member):
 
     def fail(self, place: str, times: int) -> None:
         """So many calls fail."""
-        owner: Any = {"_connect": _holder.Holder, "put": _holder.Holder, "available_bytes": _holder, "write_image": keeper}[place]
+        owner: Any = {"_connect": holder.Holder, "put": holder.Holder, "available_bytes": holder, "write_image": keeper}[place]
         function = getattr(owner, place)
         left = iter(range(times))
 
@@ -206,7 +206,7 @@ class Member(elastic_shards.Member):
                 return function(*arguments, **named)
             if place == "available_bytes":
                 return 0
-            raise (MemoryError if place == "write_image" else _holder.HolderError)(f"{place} fails")
+            raise (MemoryError if place == "write_image" else holder.HolderError)(f"{place} fails")
 
         setattr(owner, place, call)
 

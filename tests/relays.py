@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pccl._address import parse_endpoint
-from pccl._credentials import credentials
-from pccl._relay import Relay
+from pccl._core.address import parse_endpoint
+from pccl._run.credentials import credentials
+from pccl._run.relay import Relay
 
 
 def relay_at(address: str, keys: Path | None, *, links: int = 64) -> Relay:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from pccl._collectives import Collective
-from pccl._errors import PeerLostError, Result
+from pccl._core.errors import PeerLostError, Result
+from pccl._ops.collectives import Collective
 
 
 class Dead(BaseException):

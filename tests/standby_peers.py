@@ -8,7 +8,8 @@ from multiprocessing.connection import Connection
 
 from performers import PATIENCE, preload
 
-from pccl import Communicator, PeerLostError, _standby
+from pccl import Communicator, PeerLostError
+from pccl._peer import standby
 
 preload(__name__)
 
@@ -19,7 +20,7 @@ class StandbyPeer:
     IS_NO_MASTER = True
 
     def __init__(self, pipe: Connection, masters: str) -> None:
-        _standby.FIRST_SECONDS = _standby.PAUSE_SECONDS = 0.1
+        standby.FIRST_SECONDS = standby.PAUSE_SECONDS = 0.1
         self.warnings: list[str] = []
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: self.warnings.append(record.getMessage())  # type: ignore[method-assign]

@@ -1,8 +1,8 @@
 """Checks the imports of the Python package: they go down the list of layers below, and no modules import each other.
 
 Imports below `if TYPE_CHECKING:` count like all others. Most names of `pccl` come from the table in `pccl/_exports.py` when they
-are first used. `pccl.Communicator` counts as an import of `pccl._communicator`, which tools that read import statements alone do
-not see.
+are first used. `pccl.Communicator` counts as an import of `pccl._peer.communicator`, which tools that read import statements
+alone do not see.
 """
 
 from __future__ import annotations
@@ -20,27 +20,15 @@ ROOT = Path(__file__).resolve().parents[1]
 #: From the bottom to the top. A name is a module of `pccl`, or a folder with all that is in it. What is in one line stands beside
 #: each other: no import goes from one to another. Inside a folder only circles are forbidden.
 LAYERS = [
-    ("_native", "_sparse_forms", "_snapshot_kernels", "_exports", "_version", "_bounded", "_files", "_processes", "_waits"),
-    ("_holder", "_loader", "_results", "notice", "state._tree", "state._objects"),
-    ("_errors", "_log", "_cuda", "state._snapshots.code", "state._snapshots.placement"),
-    ("_enums", "_calls", "_reports", "cuda", "state._agreement", "state._checkpoint", "state._snapshots.config"),
-    ("_address", "_credentials", "_findings", "_names", "_gpu", "_handle", "_journal", "_operations", "_recording"),
-    ("_groups", "_keys", "_diagnosis", "_spans", "_stacks", "_links", "_master", "_relay", "_tensors"),
-    ("_types", "_parts", "_feedback", "master", "_own_keys", "_supervisor"),
-    ("_collectives", "_reduces", "state._module"),
-    ("_state",),
-    ("_membership",),
-    ("_standby",),
-    ("_connection",),
-    ("_named",),
-    ("_communicator",),
-    ("state", "_sparse"),
-    ("diloco", "distributed", "_torch_backend"),
-    ("torchft", "_pccl", "data"),
-    ("__init__",),
-    ("lab",),
-    ("integrations", "demo", "stress", "monitor"),
-    ("cli", "__main__"),
+    ("_native", "_sparse_forms", "_snapshot_kernels", "_exports", "_version", "_host", "notice", "lab"),
+    ("_core", "state._snapshots.code", "state._snapshots.placement"),
+    ("_run", "_ops", "_watch", "cuda", "state._local", "state._snapshots.config"),
+    ("_peer", "master"),
+    ("_pccl", "state"),
+    ("_torch_backend", "diloco", "distributed"),
+    ("torchft", "data"),
+    ("__init__", "integrations", "monitor", "stress"),
+    ("__main__", "cli", "demo"),
 ]
 #: Imports between rooms of one line: the backend that torch finds by itself is a part of `distributed`.
 BESIDE = {("distributed", "_torch_backend"), ("_torch_backend", "distributed")}

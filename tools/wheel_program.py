@@ -46,7 +46,7 @@ def reduce_with_keys(folder: str) -> str:
     import numpy as np
 
     import pccl
-    from pccl._keys import new_keys, write_files
+    from pccl._run.keys import new_keys, write_files
 
     master_keys, peer_keys = write_files(os.path.join(folder, "run"), new_keys())
 

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 import pccl
-from pccl._files import open_log
+from pccl._host.files import open_log
 from pccl.lab.folder import alone_in, find_file, make_writable
 from pccl.lab.ranges import Range
 from stress.backends import BACKENDS

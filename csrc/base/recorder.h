@@ -1,5 +1,5 @@
 // Flight recorder of a peer or a master: its last events, in a file that is mapped and shared. The events stay
-// readable after the process has hung or died (`pccl dump`, pccl/_recording.py).
+// readable after the process has hung or died (`pccl dump`, pccl/_watch/recording.py).
 //
 // The file has a header and a ring of records of fixed size. One process writes it, others only read. Invariants:
 //

@@ -1,4 +1,4 @@
-// The keys of a run. pccl/_keys.py has the format of the files, docs/threat-model.md the threat model.
+// The keys of a run. pccl/_run/keys.py has the format of the files, docs/threat-model.md the threat model.
 //
 // All peers and masters of a run share a secret, which opens connections. The masters alone have the key that signs for
 // the run. Each peer makes a key of its own when it connects, and its id is a hash of the public half.

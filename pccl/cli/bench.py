@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 import pccl
-from pccl._loader import _C
-from pccl._log import LEVELS, NOTICE
-from pccl._processes import die_with_parent, python
+from pccl._core.library import _C
+from pccl._core.log import LEVELS, NOTICE
+from pccl._host.processes import die_with_parent, python
 from pccl.cli import top
 
 DTYPES = ["uint8", "int8", "int16", "uint16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]

@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 import pccl
-from pccl._address import parse_endpoints
-from pccl._errors import ConnectError, PCCLError, reason_of
-from pccl._loader import _C
-from pccl._names import rank_label
-from pccl._reports import Diagnosis
+from pccl._core.address import parse_endpoints
+from pccl._core.errors import ConnectError, PCCLError, reason_of
+from pccl._core.library import _C
+from pccl._core.names import rank_label
+from pccl._watch.reports import Diagnosis
 from pccl.cli import info, top, trial
 from pccl_command.native_master import SIGTERM_CHOICES
 

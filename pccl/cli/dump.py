@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import click
 
-from pccl import _recording
-from pccl._errors import LossReason
-from pccl._recording import Event, NoRecordingError, Recording, RecordingError, Taken
+from pccl._core.errors import LossReason
+from pccl._watch import recording as _recording
+from pccl._watch.recording import Event, NoRecordingError, Recording, RecordingError, Taken
 from pccl.monitor import hangs
 
 LOST = {reason.name.lower() for reason in LossReason if reason.lost}

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import pccl
-from pccl._loader import _C, _ffi
+from pccl._core.library import _C, _ffi
 from pccl.cli import links, top
 
 

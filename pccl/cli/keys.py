@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from pccl import _keys
-from pccl._errors import PCCLError
+from pccl._core.errors import PCCLError
+from pccl._run import keys as _keys
 
 SHOW = "show"
 

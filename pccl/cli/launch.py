@@ -19,12 +19,10 @@ from typing import IO, Any
 import click
 from click.shell_completion import CompletionItem
 
-from pccl._address import parse_endpoints
-from pccl._credentials import VARIABLES, environment_has_some
-from pccl._errors import PCCLError, Result
-from pccl._own_keys import INSECURE_VARIABLE, local_master, why_plain
-from pccl._processes import Fleet, Output, Process, how_ended
-from pccl._waits import (
+from pccl._core.address import parse_endpoints
+from pccl._core.errors import PCCLError, Result
+from pccl._host.processes import Fleet, Output, Process, how_ended
+from pccl._host.waits import (
     IN_RUN,
     JOIN_VARIABLE,
     LEFT,
@@ -34,6 +32,8 @@ from pccl._waits import (
     PATIENCE_VARIABLE,
     PIPE_VARIABLE,
 )
+from pccl._run.credentials import VARIABLES, environment_has_some
+from pccl._run.own_keys import INSECURE_VARIABLE, local_master, why_plain
 from pccl.lab.ranges import Range
 
 GRACE_SECONDS = 10.0

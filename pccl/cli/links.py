@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pccl._names import short
-from pccl._reports import Diagnosis, EdgeReport
+from pccl._core.names import short
+from pccl._watch.reports import Diagnosis, EdgeReport
 from pccl.cli.top import share
 
 ROWS_MOST = 32

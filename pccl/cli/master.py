@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from pccl._processes import python
+from pccl._host.processes import python
 from pccl.lab.ranges import Range
 from pccl.master import serve, serve_in_background
 from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_CHOICES, default_address

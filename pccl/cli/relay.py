@@ -6,9 +6,9 @@ import signal
 
 import click
 
-from pccl._address import parse_endpoint
-from pccl._errors import PCCLError, Result
-from pccl._relay import Relay
+from pccl._core.address import parse_endpoint
+from pccl._core.errors import PCCLError, Result
+from pccl._run.relay import Relay
 from pccl.cli import top
 
 

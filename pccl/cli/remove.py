@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from pccl._errors import PCCLError, Result
-from pccl._names import short
-from pccl._reports import MemberReport
+from pccl._core.errors import PCCLError, Result
+from pccl._core.names import short
+from pccl._watch.reports import MemberReport
 from pccl.cli import top
 
 

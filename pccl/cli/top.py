@@ -22,13 +22,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pccl._address import is_loopback, parse_endpoints
-from pccl._credentials import VARIABLES, credentials, environment_has_some
-from pccl._diagnosis import diagnose_run, remove_member, runs_at, stacks_of
-from pccl._errors import ConnectError, PCCLError
-from pccl._keys import run_of
-from pccl._names import short
-from pccl._reports import AT_RISK, Diagnosis, EdgeReport, MemberReport
+from pccl._core.address import is_loopback, parse_endpoints
+from pccl._core.errors import ConnectError, PCCLError
+from pccl._core.names import short
+from pccl._run.credentials import VARIABLES, credentials, environment_has_some
+from pccl._run.keys import run_of
+from pccl._watch.diagnosis import diagnose_run, remove_member, runs_at, stacks_of
+from pccl._watch.reports import AT_RISK, Diagnosis, EdgeReport, MemberReport
 from pccl.lab.ranges import Range
 
 EDGES_SHOWN = 16

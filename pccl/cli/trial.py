@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import NamedTuple
 
 import pccl
-from pccl._credentials import VARIABLES
-from pccl._errors import reason_of
-from pccl._processes import python
-from pccl._recording import HEADER_BYTES, RECORD_BYTES
+from pccl._core.errors import reason_of
+from pccl._host.processes import python
+from pccl._run.credentials import VARIABLES
+from pccl._watch.recording import HEADER_BYTES, RECORD_BYTES
 
 SECONDS = 30.0
 """What a trial may take. A connection that fails is tried for about five seconds."""

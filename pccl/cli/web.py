@@ -13,10 +13,10 @@ from typing import IO
 
 import click
 
-from pccl import _keys
-from pccl._address import Endpoint, is_loopback, parse_endpoint
-from pccl._errors import ConnectError, PCCLError
-from pccl._processes import die_with_parent
+from pccl._core.address import Endpoint, is_loopback, parse_endpoint
+from pccl._core.errors import ConnectError, PCCLError
+from pccl._host.processes import die_with_parent
+from pccl._run import keys
 from pccl.cli import top
 from pccl.cli.remove import find
 from pccl.lab.ranges import Range
@@ -208,8 +208,8 @@ def _tokens(access: top.Access) -> tuple[str, str]:
     if not path:
         return new_token(), ""
     try:
-        found = _keys.read_file(path)[1]
-    except (OSError, PCCLError, _keys.KeysError) as error:
+        found = keys.read_file(path)[1]
+    except (OSError, PCCLError, keys.KeysError) as error:
         raise click.UsageError(str(error)) from None
     see = hmac.new(found.secrets[0], b"pccl web", hashlib.sha256).hexdigest()[:40]
     return see, "" if found.master_key is None else new_token()

@@ -11,13 +11,13 @@ from uuid import UUID
 
 import torch
 
-from pccl._communicator import Communicator
-from pccl._enums import ReduceOp
-from pccl._errors import TooFewPeersError
-from pccl._journal import Journal
-from pccl._names import label_in
+from pccl._core.enums import ReduceOp
+from pccl._core.errors import TooFewPeersError
+from pccl._core.names import label_in
+from pccl._ops.journal import Journal
+from pccl._peer.communicator import Communicator
 from pccl.data._members import rank_in
-from pccl.state._agreement import Terms, require_alike
+from pccl.state._local.agreement import Terms, require_alike
 
 TAG = int.from_bytes(hashlib.blake2b(b"pccl.data", digest_size=8).digest(), "little") & ~7
 """Of the commit; the next numbers are those of an exchange. Members make all of them in the same order."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pccl._communicator import Communicator
+from pccl._peer.communicator import Communicator
 
 
 def communicator_of(own: Communicator | None) -> Communicator | None:

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
-from pccl._communicator import Communicator
-from pccl._journal import Journal
+from pccl._ops.journal import Journal
+from pccl._peer.communicator import Communicator
 from pccl.data import _reader
 from pccl.data._exchange import (
     TAG,

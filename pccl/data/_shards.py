@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from pccl._communicator import Communicator
-from pccl._journal import Journal
+from pccl._ops.journal import Journal
+from pccl._peer.communicator import Communicator
 from pccl.data._exchange import (
     TAG,
     digest_of,

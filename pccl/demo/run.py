@@ -19,10 +19,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pccl._files import open_log_file
-from pccl._own_keys import local_master
-from pccl._processes import Fleet, Process, how_ended, python
-from pccl._waits import JOIN_VARIABLE
+from pccl._host.files import open_log_file
+from pccl._host.processes import Fleet, Process, how_ended, python
+from pccl._host.waits import JOIN_VARIABLE
+from pccl._run.own_keys import local_master
 
 LINES = 20
 """Lines of progress where there is no terminal."""

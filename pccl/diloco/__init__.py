@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.diloco needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
-from pccl._errors import JoinError
+from pccl._core.errors import JoinError
 from pccl._exports import rehome as _rehome
 from pccl.diloco._async import AsyncDiLoCo
 from pccl.diloco._base import Round

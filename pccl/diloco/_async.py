@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from pccl._communicator import Communicator
+from pccl._peer.communicator import Communicator
 from pccl.diloco._average import Average, Averaged, Averager, is_finite
 from pccl.diloco._base import Arguments, Made, Round, Trainer
 from pccl.diloco._outer import trained_parameters

@@ -14,14 +14,14 @@ from uuid import UUID
 import torch
 from torch import Tensor
 
-from pccl._communicator import Communicator, roll
-from pccl._enums import ReduceOp
-from pccl._errors import TooFewPeersError
-from pccl._feedback import ErrorFeedback
-from pccl._reduces import AsyncReduceHandle
-from pccl._results import Contributors
-from pccl._sparse import SparseAverage, SparseHandle
-from pccl._types import QuantizationOptions
+from pccl._core.enums import ReduceOp
+from pccl._core.errors import TooFewPeersError
+from pccl._core.results import Contributors
+from pccl._core.types import QuantizationOptions
+from pccl._ops.feedback import ErrorFeedback
+from pccl._ops.reduces import AsyncReduceHandle
+from pccl._peer.communicator import Communicator, roll
+from pccl._peer.sparse import SparseAverage, SparseHandle
 from pccl.diloco._compression import Compression
 
 TAG = 0xD110C0 << 32

@@ -20,10 +20,10 @@ from uuid import UUID
 import torch
 from torch import Tensor, nn
 
-from pccl._communicator import Communicator
-from pccl._results import Contributors
-from pccl._state import SharedState
-from pccl._types import TensorInfo
+from pccl._core.results import Contributors
+from pccl._core.types import TensorInfo
+from pccl._peer.communicator import Communicator
+from pccl._peer.shared_state import SharedState
 from pccl.diloco import _checkpoint
 from pccl.diloco._average import Averaged, Averager
 from pccl.diloco._compression import Compression
@@ -32,7 +32,7 @@ from pccl.diloco._outer import Outer, OuterOptimizer, local_memory, named_parame
 from pccl.diloco._state import State, Welcome
 from pccl.diloco._terms import terms_of
 from pccl.state import load, save
-from pccl.state._agreement import Terms, joined, terms_of_values
+from pccl.state._local.agreement import Terms, joined, terms_of_values
 
 _log = logging.getLogger("pccl.diloco")
 

@@ -14,7 +14,7 @@ from pccl.state import extra_states, load_extra_states, load_object_state, objec
 from pccl.state._entries import resize
 
 if TYPE_CHECKING:
-    from pccl._state import SharedState
+    from pccl._peer.shared_state import SharedState
     from pccl.diloco._average import Averager
 
 

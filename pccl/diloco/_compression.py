@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pccl._enums import DataType, QuantizationAlgorithm
-from pccl._sparse import DECAY, K
-from pccl._types import QuantizationOptions
+from pccl._core.enums import DataType, QuantizationAlgorithm
+from pccl._core.types import QuantizationOptions
+from pccl._peer.sparse import DECAY, K
 
 ALGORITHMS = {
     "int8": QuantizationAlgorithm.BLOCK_INT8,

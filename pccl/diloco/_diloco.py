@@ -9,7 +9,7 @@ from uuid import UUID
 import torch
 from torch import nn
 
-from pccl._communicator import Communicator
+from pccl._peer.communicator import Communicator
 from pccl.diloco._average import Averager
 from pccl.diloco._base import Arguments, Made, Trainer
 from pccl.diloco._membership import Meeting

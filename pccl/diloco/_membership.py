@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from pccl._communicator import Communicator
-from pccl._enums import Attribute
-from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError, reason_of
-from pccl._membership import NEWCOMERS_ONLY
-from pccl._state import SharedState, SharedStateSyncInfo
+from pccl._core.enums import Attribute
+from pccl._core.errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError, reason_of
+from pccl._peer.communicator import Communicator
+from pccl._peer.membership import NEWCOMERS_ONLY
+from pccl._peer.shared_state import SharedState, SharedStateSyncInfo
 from pccl.diloco._average import START_TAG, exchange
 from pccl.diloco._state import Welcome, digest
 from pccl.state import Entries, Start, decode
-from pccl.state._agreement import Terms
+from pccl.state._local.agreement import Terms
 from pccl.state._meeting import require_alike_peers, told_of
 from pccl.state._start import broadcast_bytes, highest, standing, start_of
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pccl.state._entries import COMPILED
-from pccl.state._module import Collector, make_state
+from pccl.state._local.module import Collector, make_state
 
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """A class of `torch.optim`, or a function that makes an optimizer for the outer parameters it is given."""

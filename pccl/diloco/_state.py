@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pccl._types import TensorInfo
+from pccl._core.types import TensorInfo
 from pccl.diloco._outer import local_memory, named_parameters
 from pccl.state import Entries, encode, load_object_state, object_state
 from pccl.state._entries import COMPILED
-from pccl.state._module import Extra, require_same_names
-from pccl.state._objects import extra_states, load_extra_states
+from pccl.state._local.module import Extra, require_same_names
+from pccl.state._local.objects import extra_states, load_extra_states
 
 
 class State(MutableMapping[str, Any]):

@@ -11,8 +11,8 @@ from uuid import UUID
 import torch
 from torch import nn
 
-from pccl._communicator import Communicator
-from pccl._results import Contributors
+from pccl._core.results import Contributors
+from pccl._peer.communicator import Communicator
 from pccl.diloco._average import Average, Averaged, Averager, exchange
 from pccl.diloco._base import SYNC_EVERY, Arguments, Made, Round, Trainer, require_whole
 from pccl.diloco._fragments import Fragments, fragments_of, layers_of

@@ -10,7 +10,7 @@ from torch import nn
 
 from pccl.diloco._outer import Outer, named_parameters
 from pccl.diloco._state import State
-from pccl.state._agreement import Terms, joined, layout_of, terms_of_model, terms_of_optimizers
+from pccl.state._local.agreement import Terms, joined, layout_of, terms_of_model, terms_of_optimizers
 
 
 def terms_of(

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 _AT_ONCE = {
-    "pccl._errors": ("JoinError", "Left", "ProtectionError", "StateLostError"),
+    "pccl._core.errors": ("JoinError", "Left", "ProtectionError", "StateLostError"),
     "pccl.distributed._board": ("BootstrapError",),
     "pccl.distributed._change": ("Change", "on_change"),
     "pccl.distributed._errors": ("CollectiveError", "CollectiveTimeoutError", "PeerLostError"),
@@ -74,7 +74,7 @@ _LATE = {
 """By name: the module that is imported when the name is first used; not by init_process_group, since FSDP takes a second."""
 
 if TYPE_CHECKING:
-    from pccl._errors import JoinError, Left, ProtectionError, StateLostError
+    from pccl._core.errors import JoinError, Left, ProtectionError, StateLostError
     from pccl.distributed._board import BootstrapError
     from pccl.distributed._change import Change, on_change
     from pccl.distributed._elastic import Elastic

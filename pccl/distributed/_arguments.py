@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from pccl._collectives import Collective
-from pccl._enums import DataType, ReduceOp
+from pccl._core.enums import DataType, ReduceOp
+from pccl._ops.collectives import Collective
 from pccl.distributed import _callers
 from pccl.distributed._calls import Call
 from pccl.distributed._errors import CollectiveError, PeerLostError

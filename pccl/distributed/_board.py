@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from pccl._address import parse_endpoints
-from pccl._bounded import read_json
-from pccl._calls import Deadline
-from pccl._credentials import environment_has_some
-from pccl._errors import PCCLError, PCCLTimeoutError, Result
-from pccl._keys import KeysError, fingerprint, read_file
-from pccl._waits import FIRST_SECONDS, WaitLog
+from pccl._core.address import parse_endpoints
+from pccl._core.calls import Deadline
+from pccl._core.errors import PCCLError, PCCLTimeoutError, Result
+from pccl._host.bounded import read_json
+from pccl._host.waits import FIRST_SECONDS, WaitLog
+from pccl._run.credentials import environment_has_some
+from pccl._run.keys import KeysError, fingerprint, read_file
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -18,12 +18,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
-from pccl._calls import Deadline
-from pccl._communicator import Communicator
-from pccl._errors import PCCLError, PCCLTimeoutError, Result, reason_of
-from pccl._master import RunState, run_state
-from pccl._own_keys import why_plain
-from pccl._supervisor import restore_environment
+from pccl._core.calls import Deadline
+from pccl._core.errors import PCCLError, PCCLTimeoutError, Result, reason_of
+from pccl._peer.communicator import Communicator
+from pccl._run.master import RunState, run_state
+from pccl._run.own_keys import why_plain
+from pccl._run.supervisor import restore_environment
 from pccl.distributed._board import Board, BootstrapError, listed_ranks, own_place
 from pccl.distributed._own_masters import Job, connect_first, start_masters
 from pccl.distributed._this_run import this_run

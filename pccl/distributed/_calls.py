@@ -23,20 +23,20 @@ from uuid import UUID
 
 import torch
 
-from pccl import _errors
-from pccl._communicator import Communicator
-from pccl._errors import LossReason, PCCLError, PCCLTimeoutError, Result
-from pccl._groups import reason_lost
-from pccl._names import name_of, peer_label
-from pccl._operations import request_cancel
+from pccl._core import errors
+from pccl._core.errors import LossReason, PCCLError, PCCLTimeoutError, Result
+from pccl._core.groups import reason_lost
+from pccl._core.names import name_of, peer_label
+from pccl._ops.operations import request_cancel
+from pccl._peer.communicator import Communicator
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError, translated
 from pccl.distributed._tensors import Finish, scale
 from pccl.distributed._view import View
 
 if TYPE_CHECKING:
-    from pccl._collectives import CollectiveOp
-    from pccl._groups import Group
-    from pccl._results import CollectiveInfo
+    from pccl._core.groups import Group
+    from pccl._core.results import CollectiveInfo
+    from pccl._ops.collectives import CollectiveOp
 
 _AGAIN = 1 << 56
 """Between the number of a call and that of its repetition."""
@@ -376,7 +376,7 @@ class CoreCall:
             info = self._op.wait(timeout) if not _unfinished else _wait_in_turns(self._op, timeout)
             if info.world_size != len(self._group.members):
                 self._adopt(info)
-        except _errors.PeerLostError as error:
+        except errors.PeerLostError as error:
             self._recover(error, timeout)
         except PCCLError as error:
             if error.result is Result.CANCELLED and self._losses.guard is not None:
@@ -407,7 +407,7 @@ class CoreCall:
         if self._number is not None:
             self._losses.lose(self._lost)
 
-    def _recover(self, error: _errors.PeerLostError, timeout: float | None) -> None:
+    def _recover(self, error: errors.PeerLostError, timeout: float | None) -> None:
         """Makes the call again, or raises its error when all members know who was lost. May be repeated after a timeout."""
         lost = frozenset(self._group.members[place] for place in error.ranks)
         if self._agrees:

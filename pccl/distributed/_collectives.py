@@ -12,8 +12,8 @@ from uuid import UUID
 
 import torch
 
-from pccl._collectives import Collective
-from pccl._enums import DataType, ReduceOp
+from pccl._core.enums import DataType, ReduceOp
+from pccl._ops.collectives import Collective
 from pccl.distributed import _callers
 from pccl.distributed._arguments import Arguments, Limit, Lists, OneOrMore, Tensor, Tensors, reduce_op
 from pccl.distributed._calls import ENDED, Again, Asked, Call, finished

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from pccl._errors import PCCLError
-from pccl._journal import Journal
-from pccl._reports import AT_RISK
+from pccl._core.errors import PCCLError
+from pccl._ops.journal import Journal
+from pccl._watch.reports import AT_RISK
 from pccl.distributed._dtensors import parameters_of
 from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._replicated import Replicated
@@ -31,9 +31,9 @@ from pccl.distributed._training import Training, listed
 from pccl.distributed._work import seconds_of
 from pccl.notice import Notice, as_notice, weakly
 from pccl.state import load, save
-from pccl.state._agreement import Terms, joined, terms_of_values
-from pccl.state._module import require_same_names
-from pccl.state._objects import has_state, load_object_state, object_state
+from pccl.state._local.agreement import Terms, joined, terms_of_values
+from pccl.state._local.module import require_same_names
+from pccl.state._local.objects import has_state, load_object_state, object_state
 from pccl.state._parity import require_policy
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.keeper import Keeper

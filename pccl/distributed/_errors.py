@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from pccl import _errors
-from pccl._errors import ConnectionFailedError, LossReason, PCCLError, PCCLTimeoutError, Result
-from pccl._groups import why_gone
-from pccl._names import rank_label, with_ranks
+from pccl._core import errors
+from pccl._core.errors import ConnectionFailedError, LossReason, PCCLError, PCCLTimeoutError, Result
+from pccl._core.groups import why_gone
+from pccl._core.names import rank_label, with_ranks
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -39,7 +39,7 @@ class CollectiveError(PCCLError, _BackendError):
     """A collective failed on every member of the group that called it."""
 
 
-class PeerLostError(_errors.PeerLostError, CollectiveError):
+class PeerLostError(errors.PeerLostError, CollectiveError):
     """A collective ended because members of the group were lost.
 
     `ranks` are the ranks that they had in the group when the call was made, `members` are their uuids in the run, `names` what
@@ -83,7 +83,7 @@ def translated(error: PCCLError, call: str, members: Sequence[UUID], names: Mapp
     if isinstance(error, PCCLTimeoutError):
         what, _, _ = text.partition("; the call stays in flight")
         return CollectiveTimeoutError(error.result, call, f"Timed out before all members of the group had joined it: {what}")
-    lost = isinstance(error, (_errors.PeerLostError, ConnectionFailedError))  # also a lost master, and an expulsion
+    lost = isinstance(error, (errors.PeerLostError, ConnectionFailedError))  # also a lost master, and an expulsion
     if lost and CLOSED_BY_PEER not in text:
         text = f"{text} ({CLOSED_BY_PEER})"
     return CollectiveError(error.result, call, text)

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import torch
 import torch.distributed as dist
 
-from pccl._communicator import Communicator
+from pccl._peer.communicator import Communicator
 from pccl.distributed import _bootstrap, _callers
 from pccl.distributed._arguments import Coalescing
 from pccl.distributed._calls import Guard

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from pccl._errors import StateLostError
-from pccl.state._agreement import Terms
+from pccl._core.errors import StateLostError
+from pccl.state._local.agreement import Terms
 from pccl.state._snapshots.boxes import ShardMap, list_of, shards_from, shards_tree, text_of, whole_number
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Sum

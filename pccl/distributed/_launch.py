@@ -27,18 +27,18 @@ from uuid import UUID
 
 import torch
 
-from pccl._collectives import Collective
-from pccl._communicator import Communicator
-from pccl._enums import DataType, ReduceOp
-from pccl._errors import PCCLError, Result
-from pccl._gpu import synchronize
+from pccl._core.enums import DataType, ReduceOp
+from pccl._core.errors import PCCLError, Result
+from pccl._core.gpu import synchronize
+from pccl._ops.collectives import Collective
+from pccl._peer.communicator import Communicator
 from pccl.distributed._calls import ENDED, Again, Asked, Call, CoreCall, Losses, making
 from pccl.distributed._errors import CollectiveError, translated
 from pccl.distributed._tensors import scale, stream_of
 from pccl.distributed._view import View
 
 if TYPE_CHECKING:
-    from pccl._groups import Group
+    from pccl._core.groups import Group
 
 _MASK = (1 << 64) - 1
 _SPREAD = 0x9E3779B97F4A7C15

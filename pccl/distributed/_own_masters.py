@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pccl import _native
-from pccl._calls import Deadline
-from pccl._communicator import Communicator
-from pccl._credentials import environment_has_some
-from pccl._errors import ConnectError, PCCLError, reason_of
-from pccl._files import open_log
-from pccl._keys import KeysError
-from pccl._own_keys import INSECURE_VARIABLE, OwnKeys, check_folder, why_plain
+from pccl._core.calls import Deadline
+from pccl._core.errors import ConnectError, PCCLError, reason_of
+from pccl._host.files import open_log
+from pccl._peer.communicator import Communicator
+from pccl._run.credentials import environment_has_some
+from pccl._run.keys import KeysError
+from pccl._run.own_keys import INSECURE_VARIABLE, OwnKeys, check_folder, why_plain
 from pccl.distributed._board import PLACE_BYTES, Board, BootstrapError, Place, parsed
 
 MASTERS_MOST = 3

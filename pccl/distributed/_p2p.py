@@ -12,9 +12,9 @@ from uuid import UUID
 
 import torch
 
-from pccl._collectives import COUNTED_TAGS, Collective
-from pccl._enums import DataType
-from pccl._errors import PCCLError, Result
+from pccl._core.enums import DataType
+from pccl._core.errors import PCCLError, Result
+from pccl._ops.collectives import COUNTED_TAGS, Collective
 from pccl.distributed._arguments import OneOrMore
 from pccl.distributed._calls import Call, Origin, finished
 from pccl.distributed._collectives import Collectives, listed
@@ -25,7 +25,7 @@ from pccl.distributed._this_run import this_run
 from pccl.distributed._work import Work
 
 if TYPE_CHECKING:
-    from pccl._groups import Group
+    from pccl._core.groups import Group
 
 _POLL_SECONDS = 0.0001
 """Between two looks for what a call waits for before it is launched; doubled up to the next."""

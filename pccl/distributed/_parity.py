@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from pccl._results import ParityInfo
+from pccl._core.results import ParityInfo
 from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._training import Training, listed
 from pccl.distributed._work import seconds_of

@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from pccl._communicator import Communicator
-from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError
-from pccl._journal import Journal
-from pccl._names import label_in, name_of, peer_label
+from pccl._core.errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError
+from pccl._core.names import label_in, name_of, peer_label
+from pccl._ops.journal import Journal
+from pccl._peer.communicator import Communicator
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._inventory import Standing
 from pccl.distributed._this_run import is_joining, launched, this_run
 from pccl.distributed._training import Training
 from pccl.distributed._view import arrange
 from pccl.state import decode, encode, warn_if_overridden
-from pccl.state._agreement import Terms, require_alike
 from pccl.state._entries import Entries
+from pccl.state._local.agreement import Terms, require_alike
+from pccl.state._local.tree import with_tensors, without_tensors
 from pccl.state._snapshots.talk import Talk
-from pccl.state._tree import with_tensors, without_tensors
 
 _log = logging.getLogger("pccl.distributed")
 

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from pccl._communicator import Communicator, roll
-from pccl._errors import CallAgainError, Left, PeerLostError, ProtectionError, StateLostError, TooFewPeersError
-from pccl._holder import HolderError
-from pccl._journal import Journal
-from pccl._names import label_in
+from pccl._core.errors import CallAgainError, Left, PeerLostError, ProtectionError, StateLostError, TooFewPeersError
+from pccl._core.names import label_in
+from pccl._host.holder import HolderError
+from pccl._ops.journal import Journal
+from pccl._peer.communicator import Communicator, roll
 from pccl.distributed._dtensors import ShardedState, local_part
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._inventory import LIVE, Standing, Told, settings_of, source_of, told_of, tree_of
@@ -28,8 +28,9 @@ from pccl.distributed._this_run import this_run
 from pccl.distributed._training import Training
 from pccl.distributed._trees import fitted, outline_of, reached
 from pccl.state import decode, encode
-from pccl.state._agreement import Terms, joined, require_alike
-from pccl.state._objects import load_object_state
+from pccl.state._local.agreement import Terms, joined, require_alike
+from pccl.state._local.objects import load_object_state
+from pccl.state._local.tree import with_tensors, without_tensors
 from pccl.state._snapshots.boxes import ShardMap, shards_from, shards_tree, text_of
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
@@ -46,7 +47,6 @@ from pccl.state._snapshots.restore import (
 from pccl.state._snapshots.snapshot import Contribution, PieceName, Snapshot
 from pccl.state._snapshots.stock import Stock
 from pccl.state._snapshots.talk import Talk, understood
-from pccl.state._tree import with_tensors, without_tensors
 
 _log = logging.getLogger("pccl.distributed")
 

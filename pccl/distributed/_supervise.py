@@ -1,4 +1,4 @@
-"""How a process becomes the supervisor of its program (`pccl._supervisor`)."""
+"""How a process becomes the supervisor of its program (`pccl._run.supervisor`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 
-from pccl._processes import SUPERVISED, prepare_child, python
-from pccl._waits import LEFT_STATUS, LEFT_STATUS_VARIABLE, PIPE_VARIABLE
+from pccl._host.processes import SUPERVISED, prepare_child, python
+from pccl._host.waits import LEFT_STATUS, LEFT_STATUS_VARIABLE, PIPE_VARIABLE
 
 
 def supervise() -> None:
@@ -40,4 +40,4 @@ def become_supervisor(command: list[str], restarts: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     environment = {**os.environ, "PCCL_RESTARTS": restarts}
-    os.execve(sys.executable, python("from pccl._supervisor import main; main()", *command), environment)
+    os.execve(sys.executable, python("from pccl._run.supervisor import main; main()", *command), environment)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from pccl._enums import DataType, ReduceOp
-from pccl._gpu import DEFAULT_STREAM, check_known, torch_stream
-from pccl._tensors import is_expanded
+from pccl._core.enums import DataType, ReduceOp
+from pccl._core.gpu import DEFAULT_STREAM, check_known, torch_stream
+from pccl._core.tensors import is_expanded
 
 _COMPLEX = {torch.complex32: DataType.FLOAT16, torch.complex64: DataType.FLOAT, torch.complex128: DataType.DOUBLE}
 _LINEAR = (ReduceOp.SUM, ReduceOp.AVG)

@@ -9,10 +9,10 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from pccl._communicator import Communicator
-from pccl._errors import JoinError, Result, StateLostError, UsageError, reason_of
-from pccl._supervisor import JOINED, KEYS, MASTERS
-from pccl._waits import tell_supervisor
+from pccl._core.errors import JoinError, Result, StateLostError, UsageError, reason_of
+from pccl._host.waits import tell_supervisor
+from pccl._peer.communicator import Communicator
+from pccl._run.supervisor import JOINED, KEYS, MASTERS
 
 
 class ThisRun:

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pccl.state._agreement import Terms, joined, tensors_of, terms_of_model, terms_of_optimizers
 from pccl.state._entries import COMPILED, Entries
-from pccl.state._objects import extra_states, groups_of, load_extra_states, load_groups
+from pccl.state._local.agreement import Terms, joined, tensors_of, terms_of_model, terms_of_optimizers
+from pccl.state._local.objects import extra_states, groups_of, load_extra_states, load_groups
 
 SMALL = 16
 """Elements; a tensor of an optimizer's state that has no more travels by value, such as the number of steps."""

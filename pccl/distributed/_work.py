@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pccl._calls import take
-from pccl._errors import Result
+from pccl._core.calls import take
+from pccl._core.errors import Result
 from pccl.distributed._calls import TURN_SECONDS, Call, Origin, hearing, made_under
 from pccl.distributed._errors import CollectiveTimeoutError
 from pccl.distributed._tensors import Marks, follow, mark

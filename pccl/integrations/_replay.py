@@ -46,7 +46,7 @@ from pccl.distributed._group import FIXED
 from pccl.distributed._this_run import is_joining, this_run
 from pccl.integrations._loaders import Batches, random_states, set_random_states, undisturbed
 from pccl.state import encode
-from pccl.state._objects import groups_of, load_groups
+from pccl.state._local.objects import groups_of, load_groups
 
 FIRST = 8
 """The step after which the members let newcomers in for the first time."""

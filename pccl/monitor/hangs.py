@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pccl._recording import Event, Recording
+from pccl._watch.recording import Event, Recording
 
 Key = tuple[int, int, int, int]
 """Epoch, tag, sequence, subgroup."""

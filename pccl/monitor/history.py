@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import IO, Any
 
-from pccl._bounded import read_json
-from pccl._names import short
-from pccl._reports import AT_RISK, DepartureReport, Diagnosis, EdgeReport, Finding, JoinerReport, MemberReport, finite
+from pccl._core.names import short
+from pccl._host.bounded import read_json
+from pccl._watch.reports import AT_RISK, DepartureReport, Diagnosis, EdgeReport, Finding, JoinerReport, MemberReport, finite
 
 Event = dict[str, Any]
 

@@ -12,10 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-import pccl
-from pccl._errors import LossReason
-from pccl._names import short
-from pccl._reports import AT_RISK, Diagnosis, JoinerReport, MemberReport
+from pccl._core.errors import LossReason
+from pccl._core.names import short
+from pccl._version import __version__
+from pccl._watch.reports import AT_RISK, Diagnosis, JoinerReport, MemberReport
 from pccl.monitor.history import MEMBER_VALUES, Event, member_values
 
 MEMBER_METRICS = {
@@ -87,7 +87,7 @@ class Metrics(Collector):
         """All metrics."""
         with self._lock:
             told, counts, gone, seen = self._told, dict(self._counts), dict(self._gone), self._events
-        yield InfoMetricFamily("pccl", "The program that exports this.", {"version": pccl.__version__})
+        yield InfoMetricFamily("pccl", "The program that exports this.", {"version": __version__})
         yield GaugeMetricFamily("pccl_master_up", "1 if a master has answered the last question.", float(told is not None))
         for kind, (name, meaning) in COUNTERS.items():
             yield CounterMetricFamily(f"pccl_{name}", f"{meaning} since this program has begun.", counts[kind])

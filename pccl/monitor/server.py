@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from pccl._bounded import read_json
+from pccl._host.bounded import read_json
 from pccl.monitor.history import Log
 
 STATIC = Path(__file__).parent / "static"

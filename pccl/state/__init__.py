@@ -13,14 +13,14 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.state needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
-from pccl._errors import StateLostError
+from pccl._core.errors import StateLostError
 from pccl._exports import rehome as _rehome
-from pccl.state._checkpoint import CheckpointError, load, save, warn_if_overridden
 from pccl.state._entries import Entries, module_tensors
-from pccl.state._objects import extra_states, load_extra_states, load_object_state, object_state
+from pccl.state._local.checkpoint import CheckpointError, load, save, warn_if_overridden
+from pccl.state._local.objects import extra_states, load_extra_states, load_object_state, object_state
+from pccl.state._local.tree import LIMIT_BYTES, TreeError, allow, decode, encode
 from pccl.state._snapshots.config import Restored, Snapshots
 from pccl.state._start import Start, highest_step
-from pccl.state._tree import LIMIT_BYTES, TreeError, allow, decode, encode
 
 __all__ = [
     "LIMIT_BYTES",

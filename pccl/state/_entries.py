@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pccl._state import SharedState
-from pccl._types import TensorInfo
-from pccl.state._module import _shareable, require_same_names
-from pccl.state._objects import COMPILED as COMPILED
+from pccl._core.types import TensorInfo
+from pccl._peer.shared_state import SharedState
+from pccl.state._local.module import _shareable, require_same_names
+from pccl.state._local.objects import COMPILED as COMPILED
 
 if TYPE_CHECKING:
-    from pccl._communicator import Communicator
+    from pccl._peer.communicator import Communicator
 
 
 class Entries:

@@ -11,15 +11,15 @@ from uuid import UUID
 
 import torch
 
-from pccl._journal import Journal
-from pccl._names import label_in
-from pccl.state._agreement import Terms, TermsError, require_alike
+from pccl._core.names import label_in
+from pccl._ops.journal import Journal
+from pccl.state._local.agreement import Terms, TermsError, require_alike
 from pccl.state._snapshots.talk import Talk
 from pccl.state._start import raise_to_highest
 
 if TYPE_CHECKING:
-    from pccl._communicator import Communicator
-    from pccl._state import SharedState
+    from pccl._peer.communicator import Communicator
+    from pccl._peer.shared_state import SharedState
 
 _TAG = int.from_bytes(hashlib.blake2b(b"pccl.state", digest_size=8).digest(), "little") & ~7
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from pccl.state._tree import TreeError, decode, encode, require_apart
+from pccl.state._local.tree import TreeError, decode, encode, require_apart
 
 _LAYOUTS = {str(one): one for one in vars(torch).values() if isinstance(one, torch.layout)}
 _FORMATS = {str(one): one for one in vars(torch).values() if isinstance(one, torch.memory_format)}

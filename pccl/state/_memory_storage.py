@@ -33,15 +33,15 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from pccl._errors import StateLostError
-from pccl.state._checkpoint import CheckpointError
+from pccl._core.errors import StateLostError
+from pccl.state._local.checkpoint import CheckpointError
+from pccl.state._local.tree import TreeError
 from pccl.state._memory_metadata import Content, decode_content, encode_content
 from pccl.state._snapshots.boxes import DTYPES, Box, ShardMap, Slice, own_name
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.snapshot import Contribution
 from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
-from pccl.state._tree import TreeError
 
 _TOPIC = "checkpoint"
 

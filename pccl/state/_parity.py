@@ -23,11 +23,9 @@ from uuid import UUID
 import torch
 from torch import nn
 
-from pccl._calls import Deadline
-from pccl._collectives import Collective, Tags
-from pccl._communicator import Communicator, roll
-from pccl._enums import DataType, ReduceOp
-from pccl._errors import (
+from pccl._core.calls import Deadline
+from pccl._core.enums import DataType, ReduceOp
+from pccl._core.errors import (
     ArgumentError,
     ParityError,
     PCCLError,
@@ -38,15 +36,17 @@ from pccl._errors import (
     UsageError,
     named,
 )
-from pccl._groups import Group
-from pccl._loader import _ffi
-from pccl._names import name_of, peer_label
-from pccl._results import ParityInfo
-from pccl._state import SharedState
-from pccl._tensors import is_expanded, is_numpy_array, is_torch_tensor, require_kind
-from pccl._types import TensorInfo
+from pccl._core.groups import Group
+from pccl._core.library import _ffi
+from pccl._core.names import name_of, peer_label
+from pccl._core.results import ParityInfo
+from pccl._core.tensors import is_expanded, is_numpy_array, is_torch_tensor, require_kind
+from pccl._core.types import TensorInfo
+from pccl._ops.collectives import Collective, Tags
+from pccl._peer.communicator import Communicator, roll
+from pccl._peer.shared_state import SharedState
 from pccl.state._entries import COMPILED
-from pccl.state._module import _shareable
+from pccl.state._local.module import _shareable
 
 POLICIES = ("raise", "repair", "expel")
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from pccl._enums import ReduceOp
-from pccl._errors import JoinError, TooFewPeersError
-from pccl.state._tree import LIMIT_BYTES
+from pccl._core.enums import ReduceOp
+from pccl._core.errors import JoinError, TooFewPeersError
+from pccl.state._local.tree import LIMIT_BYTES
 
 if TYPE_CHECKING:
-    from pccl._communicator import Communicator
+    from pccl._peer.communicator import Communicator
 
 STEP_LIMIT = 1 << 62
 """Steps are below it."""

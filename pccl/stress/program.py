@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from pccl._errors import PCCLError
-from pccl._files import open_log
+from pccl._core.errors import PCCLError
+from pccl._host.files import open_log
 from pccl.lab.folder import alone_in, find_file, make_writable
 from pccl.lab.ranges import Range
 from pccl.stress.plan import FAULTS, read_faults

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from pccl._credentials import environment_has_some
-from pccl._files import open_log_file
-from pccl._log import NOTICE
-from pccl._master import MasterNode
-from pccl._processes import Fleet, Process, adopt_orphans, children, end_children, signal_name
-from pccl._supervisor import joining
-from pccl._waits import JOIN_VARIABLE
+from pccl._core.log import NOTICE
+from pccl._host.files import open_log_file
+from pccl._host.processes import Fleet, Process, adopt_orphans, children, end_children, signal_name
+from pccl._host.waits import JOIN_VARIABLE
+from pccl._run.credentials import environment_has_some
+from pccl._run.master import MasterNode
+from pccl._run.supervisor import joining
 from pccl.lab.ports import free_ports
 from pccl.stress.plan import Fault, plan_faults
 from pccl.stress.proxy import Proxy

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from pccl._processes import how_ended
+from pccl._host.processes import how_ended
 
 LINE_MOST = 4096
 """Bytes of a line that are searched."""

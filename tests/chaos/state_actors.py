@@ -21,8 +21,8 @@ import numpy as np
 from actors import PATIENCE, form
 
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, SharedState, SharedStateSyncStrategy, TensorInfo
-from pccl._loader import _C, _ffi
-from pccl._state import sync_report
+from pccl._core.library import _C, _ffi
+from pccl._peer.shared_state import sync_report
 
 LEAF = 256 << 10
 PERIOD = 200_003

@@ -38,7 +38,7 @@ from actors import (
 from performers import MasterProcess
 
 from pccl import Communicator, PCCLError, SharedState, TensorInfo
-from pccl._state import sync_report
+from pccl._peer.shared_state import sync_report
 from pccl.lab.ports import free_ports
 
 BATCH = 5

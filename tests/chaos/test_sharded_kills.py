@@ -149,7 +149,7 @@ class Trial:
             self.wait_for_death(victim)
             return
         elif way == "holder":
-            assert kill_process(b"pccl._holder", self.job.name.encode()) == self.job.has_holder
+            assert kill_process(b"pccl._host.holder", self.job.name.encode()) == self.job.has_holder
             time.sleep(self.chances.uniform(0, 0.2))
             self.kill(victim)
         elif way == "in a restore":

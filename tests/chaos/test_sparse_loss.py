@@ -14,7 +14,7 @@ import pytest
 from performers import PATIENCE, MasterProcess, Performer, preload
 
 import pccl
-from pccl._sparse import SparseAverage, decode_add, encode, form_bytes
+from pccl._peer.sparse import SparseAverage, decode_add, encode, form_bytes
 
 NUMEL = 300_000
 K = 64

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pccl
-from pccl import _keys
+from pccl._run import keys
 
 EXCEPTIONS = Path(__file__).with_name("torch_suite_exceptions.txt")
 LIMIT_SECONDS = 60
@@ -149,7 +149,7 @@ def main() -> int:
     folder = Path(asked.logs or tempfile.mkdtemp(prefix="torch_suite"))
     folder.mkdir(exist_ok=True)
     if asked.keys:
-        os.environ["PCCL_KEYS"] = str(_keys.write_files(folder / "run", _keys.new_keys())[0])
+        os.environ["PCCL_KEYS"] = str(keys.write_files(folder / "run", keys.new_keys())[0])
     excepted = exceptions()
     wrong = []
     for world in worlds:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import ray
 
-from pccl import _keys
+from pccl._run import keys as _keys
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "ray"))
 import train

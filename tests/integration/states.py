@@ -10,7 +10,7 @@ import numpy as np
 from peers import PATIENCE, Background, on_all
 
 from pccl import Communicator, PCCLError, SharedState, SharedStateSyncStrategy, TensorInfo
-from pccl._state import sync_report
+from pccl._peer.shared_state import sync_report
 
 ENFORCE = SharedStateSyncStrategy.ENFORCE_POPULAR
 RECEIVE = SharedStateSyncStrategy.RECEIVE_ONLY

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 from peers import ENVIRONMENT, Background, address_of, form
 
-from pccl import Communicator, ConnectError, MasterNode, PCCLTimeoutError, _waits
+from pccl import Communicator, ConnectError, MasterNode, PCCLTimeoutError
+from pccl._host import waits
 from pccl.lab.ports import free_ports
 
 PATIENCE = 60
@@ -131,7 +132,7 @@ def test_peers_say_who_begins_a_run_and_whom_they_lost(master: MasterNode) -> No
 
 
 LATE_MASTER = """
-from pccl import _connection
+from pccl._peer import connection as _connection
 _connection.PAUSE_SECONDS = 0.01
 tried, attempts, attempt = threading.Event(), [], Communicator._attempt
 
@@ -164,7 +165,7 @@ def test_a_peer_waits_for_a_master_that_starts_later(how: str) -> None:
 
 
 def test_the_wait_for_a_master_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl._connection.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("pccl._peer.connection.PAUSE_SECONDS", 0.01)
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with Communicator(address) as comm:
         with pytest.raises(ConnectError, match="is it running"):
@@ -182,7 +183,7 @@ def test_the_wait_for_a_master_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wait_for_peers_says_how_many_are_there(
     master: MasterNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_waits, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(waits, "FIRST_SECONDS", 0.0)
     with Communicator(address_of(master)) as comm, caplog.at_level(logging.WARNING, "pccl"):
         comm.connect()
         with pytest.raises(PCCLTimeoutError):

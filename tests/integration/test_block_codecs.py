@@ -20,7 +20,7 @@ from pccl import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
 )
-from pccl._errors import Result
+from pccl._core.errors import Result
 
 INT8, INT4, E3M0 = QuantizationAlgorithm.BLOCK_INT8, QuantizationAlgorithm.BLOCK_INT4, QuantizationAlgorithm.BLOCK_E3M0
 ALGORITHMS = [INT8, INT4, E3M0]

@@ -25,9 +25,9 @@ from cryptography.x509.oid import NameOID
 from peers import ENVIRONMENT, PATIENCE, address_of, admit, on_all
 
 from pccl import Communicator, ConnectError, MasterNode, PCCLError
-from pccl._address import parse_endpoint
-from pccl._credentials import credentials
-from pccl._relay import Relay
+from pccl._core.address import parse_endpoint
+from pccl._run.credentials import credentials
+from pccl._run.relay import Relay
 from pccl.lab.ports import free_ports
 
 pytestmark = pytest.mark.plain("keys and certificates exclude each other")
@@ -353,7 +353,7 @@ def test_the_other_role(authority):
 
 
 def test_keys_and_certificates_do_not_meet(authority, tmp_path):
-    from pccl import _keys
+    from pccl._run import keys as _keys
 
     _, keys = _keys.write_files(tmp_path / "run", _keys.new_keys())
     with MasterNode(LOCAL, **authority.issue("master").arguments) as master:

@@ -18,7 +18,7 @@ from interrupts import alarms, interrupt
 from peers import PATIENCE, Background, address_of, on_all, team, until
 
 from pccl import AsyncReduceHandle, Communicator, MasterNode, PeerLostError, ReduceOp, TooFewPeersError, UsageError
-from pccl._handle import Events
+from pccl._ops.handle import Events
 
 COUNT = 2_000_000
 
@@ -160,7 +160,7 @@ def closes(comm: Communicator) -> bool:
 def test_close_ends_a_connect_that_has_another_address_to_try(monkeypatch):
     with MasterNode("0.0.0.0:0") as master, Communicator(address_of(master)) as first:
         first.connect()
-        monkeypatch.setattr("pccl._connection.resolve", lambda *_: LOOPBACK)
+        monkeypatch.setattr("pccl._peer.connection.resolve", lambda *_: LOOPBACK)
         comm = Communicator(f"two.example:{master.port}")
         joining = Background(comm.connect, 1)
         until(first.are_peers_pending)
@@ -182,7 +182,7 @@ def test_close_while_connect_looks_the_name_up(monkeypatch, names):
             comm.close()
             return LOOPBACK[:1]
 
-        monkeypatch.setattr("pccl._connection.resolve", close_and_resolve)
+        monkeypatch.setattr("pccl._peer.connection.resolve", close_and_resolve)
         with pytest.raises(UsageError, match="closed"):
             comm.connect(1)
         assert closes(comm)
@@ -191,7 +191,7 @@ def test_close_while_connect_looks_the_name_up(monkeypatch, names):
 def test_close_between_the_creation_and_the_use_of_another_address(monkeypatch):
     with MasterNode("127.0.0.1:0") as master:
         comm = Communicator(f"one.example:{master.port}")
-        monkeypatch.setattr("pccl._connection.resolve", lambda *_: LOOPBACK[:1])
+        monkeypatch.setattr("pccl._peer.connection.resolve", lambda *_: LOOPBACK[:1])
         create = comm._create
 
         def create_and_close(*arguments: object) -> object:

@@ -13,7 +13,8 @@ import pytest
 from peers import Background, address_of, form
 from test_certificates import Authority
 
-from pccl import Communicator, ConnectError, MasterNode, PCCLTimeoutError, UsageError, _keys
+from pccl import Communicator, ConnectError, MasterNode, PCCLTimeoutError, UsageError
+from pccl._run import keys as _keys
 from pccl.lab.ports import free_ports
 
 pytestmark = pytest.mark.plain("it gives each process keys of its own, or none")
@@ -125,13 +126,13 @@ TABLE: list[tuple[Callable[[Path], Any], str, bool]] = [
 @pytest.mark.parametrize(("place", "words", "is_usage"), TABLE, ids=[row[0].__name__ for row in TABLE])
 def test_the_reason_is_told(place, words, is_usage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PCCL_KEYS", raising=False)
-    monkeypatch.setattr("pccl._connection.PAUSE_SECONDS", 0.6)
+    monkeypatch.setattr("pccl._peer.connection.PAUSE_SECONDS", 0.6)
     with place(tmp_path) as (address, arguments), Communicator(address, **arguments) as comm:
         for call in (comm.connect, comm.reconnect, comm.connect):
             with pytest.raises(UsageError if is_usage else PCCLTimeoutError, match=words) as caught:
                 call(timeout=TIMEOUT)
             assert isinstance(caught.value, ConnectError) == is_usage
-        monkeypatch.setattr("pccl._connection.PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr("pccl._peer.connection.PAUSE_SECONDS", 0.01)
         for limit in ({} if place is not dropped else {"wait_for_master": 0.5}, {"wait_for_master": 0.5}):
             began = time.monotonic()
             with pytest.raises(ConnectError, match=words) as caught:

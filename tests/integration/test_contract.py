@@ -171,7 +171,7 @@ def test_4_before_connect():
 
 
 def test_4_connect_again_after_a_failure(monkeypatch):
-    monkeypatch.setattr("pccl._connection.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("pccl._peer.connection.PAUSE_SECONDS", 0.01)
     [port] = free_ports(1)
     with Communicator(f"127.0.0.1:{port}") as comm:
         with pytest.raises(Exception, match="Failed to connect to the master node") as caught:

@@ -219,7 +219,7 @@ def told(comms):
 
 
 def ask(address: str) -> Diagnosis:
-    return pccl._diagnosis.diagnose_run(pccl._address.parse_endpoint(address))
+    return pccl._watch.diagnosis.diagnose_run(pccl._core.address.parse_endpoint(address))
 
 
 def test_top():
@@ -238,11 +238,11 @@ def test_top():
 
 def test_a_signal_ends_the_wait_for_a_master_that_is_silent():
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = pccl._address.parse_endpoint(f"127.0.0.1:{silent.getsockname()[1]}")
+        endpoint = pccl._core.address.parse_endpoint(f"127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(pccl.ConnectError):
-            pccl._diagnosis.diagnose_run(endpoint, timeout=0.3)
+            pccl._watch.diagnosis.diagnose_run(endpoint, timeout=0.3)
         with alarms():
-            assert interrupt(functools.partial(pccl._diagnosis.diagnose_run, endpoint, timeout=3600), 0.05)
+            assert interrupt(functools.partial(pccl._watch.diagnosis.diagnose_run, endpoint, timeout=3600), 0.05)
 
 
 @pytest.mark.near

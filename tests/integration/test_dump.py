@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 from peers import PeerProcess, address_of, until
 
-from pccl import Communicator, MasterNode, _recording
+from pccl import Communicator, MasterNode
+from pccl._watch import recording
 from pccl.cli.dump import _event_text, command
 
 
@@ -19,7 +20,7 @@ def dump(*arguments: str) -> Result:
 
 
 def kinds_in(path: Path) -> list[str]:
-    return [event["kind"] for event in _recording.read(path).events]
+    return [event["kind"] for event in recording.read(path).events]
 
 
 def test_names_who_did_not_enter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -75,12 +76,12 @@ def test_names_who_did_not_enter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def live(folder: Path) -> int:
     """Operations in flight that have begun, of all members."""
-    events = [event for path in folder.glob("*.events") for event in _recording.read(path).events]
+    events = [event for path in folder.glob("*.events") for event in recording.read(path).events]
     return sum(event["kind"] == "operation" and event["began"] is not None and event["ended"] is None for event in events)
 
 
 def uuid(files: list[str], name: str) -> str:
-    return next(one.short for one in map(_recording.read, files) if one.name == name)
+    return next(one.short for one in map(recording.read, files) if one.name == name)
 
 
 def test_a_clean_end_leaves_nothing_behind():
@@ -89,8 +90,8 @@ def test_a_clean_end_leaves_nothing_behind():
         path = comm.event_file
         if path is None:
             pytest.skip("there is no /dev/shm")
-        assert _recording.read(path).name == "only"
-        assert _recording.read(path).runs
+        assert recording.read(path).name == "only"
+        assert recording.read(path).runs
     assert not Path(path).exists()
 
 
@@ -106,7 +107,7 @@ def test_what_is_asked_for_stays_and_off_is_off(tmp_path: Path):
         assert silent.event_file is None
         comm.close()
         until(lambda: "left" in kinds_in(tmp_path / "master.events"))  # which no answer tells
-    read = _recording.read(kept)
+    read = recording.read(kept)
     assert read.closed
     assert kinds_in(kept)[:3] == ["call", "joined", "epoch"]
     assert read.events[0]["name"] == "connect"

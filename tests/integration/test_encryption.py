@@ -24,9 +24,10 @@ from click.testing import CliRunner
 from frame_numbers import HEADER, TYPES, VERSION, hello_body
 from peers import ENVIRONMENT, PATIENCE, Background, address_of, admit, form, on_all
 
-from pccl import Communicator, ConnectError, MasterNode, PCCLError, SharedState, TensorInfo, _keys
-from pccl._address import parse_endpoint
-from pccl._diagnosis import diagnose_run
+from pccl import Communicator, ConnectError, MasterNode, PCCLError, SharedState, TensorInfo
+from pccl._core.address import parse_endpoint
+from pccl._run import keys as _keys
+from pccl._watch.diagnosis import diagnose_run
 from pccl.cli import main
 from pccl.lab.ports import free_ports
 

@@ -23,7 +23,7 @@ from performers import PATIENCE
 
 import pccl
 from pccl import Communicator, MasterNode
-from pccl._sparse import SparseAverage
+from pccl._peer.sparse import SparseAverage
 
 uvloop = pytest.importorskip("uvloop")
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 from launched import EXAMPLES, Launched
 
-from pccl import _keys
+from pccl._run import keys
 from pccl.lab.ports import free_ports
 
 yaml = pytest.importorskip("yaml")
@@ -131,7 +131,7 @@ def mount(folder):
     """Keys as kubelet shows those of a Secret: links to files of root that the group of the pod may read."""
     data = folder / "..2026"
     data.mkdir()
-    for path in _keys.write_files(data / "run", _keys.new_keys()):
+    for path in keys.write_files(data / "run", keys.new_keys()):
         (folder / path.name).symlink_to(f"..data/{path.name}")
         if os.geteuid() == 0:
             os.chown(path, 0, 10001)

@@ -17,10 +17,10 @@ from peers import ENVIRONMENT, until
 from performers import PATIENCE, secrets_of
 
 import pccl
-from pccl import _keys
-from pccl._address import parse_endpoint
-from pccl._diagnosis import diagnose_run
-from pccl._own_keys import why_plain
+from pccl._core.address import parse_endpoint
+from pccl._run import keys as _keys
+from pccl._run.own_keys import why_plain
+from pccl._watch.diagnosis import diagnose_run
 
 pytest.importorskip("click")
 

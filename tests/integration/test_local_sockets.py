@@ -10,9 +10,9 @@ from frame_numbers import HEADER, TYPES, hello_body
 from peers import PATIENCE
 
 import pccl
-from pccl import _keys
-from pccl._address import parse_endpoint
-from pccl._diagnosis import diagnose_run
+from pccl._core.address import parse_endpoint
+from pccl._run import keys
+from pccl._watch.diagnosis import diagnose_run
 
 HELLO = hello_body(bytes(range(16)), 40000)
 
@@ -47,7 +47,7 @@ def said_locally(port: int, said: bytes) -> bytes:
 @pytest.mark.parametrize("with_keys", [False, True])
 def test_the_masters_local_socket_carries_questions_alone(tmp_path, with_keys):
     """Its address has no family: a member that joined there would make CANDIDATE malformed for all."""
-    masters, peers = _keys.write_files(tmp_path / "run", _keys.new_keys()) if with_keys else (None, None)
+    masters, peers = keys.write_files(tmp_path / "run", keys.new_keys()) if with_keys else (None, None)
     with pccl.MasterNode("127.0.0.1:0", keys=masters) as master:
         for said in (frame("HELLO", HELLO), frame("RESUME", HELLO + bytes(401))):
             assert said_locally(master.port, said) == b""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pccl import _log
+from pccl._core import log
 from pccl.lab.ports import free_ports
 
 DEADLINE = 120
@@ -196,4 +196,4 @@ def test_lines_go_to_standard_error_without_a_handler_or_a_thread(configure):
 
 
 def test_the_order_of_levels_is_that_of_logging():
-    assert list(_log.LEVELS) == sorted(_log.LEVELS)
+    assert list(log.LEVELS) == sorted(log.LEVELS)

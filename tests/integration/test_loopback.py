@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
 
-from pccl import Communicator, ConnectError, MasterNode, PCCLError, Result, _address, _connection, _keys
-from pccl._address import parse_endpoint
-from pccl._diagnosis import diagnose_run
+from pccl import Communicator, ConnectError, MasterNode, PCCLError, Result
+from pccl._core import address as _address
+from pccl._core.address import parse_endpoint
+from pccl._peer import connection
+from pccl._run import keys as _keys
+from pccl._watch.diagnosis import diagnose_run
 from pccl.lab.ports import free_ports
 
 LISTEN = "0A"
@@ -219,7 +222,7 @@ def test_a_refusal_is_not_repeated(monkeypatch):
         looked_up.append(endpoint)
         return _address.resolve(endpoint, deadline)
 
-    monkeypatch.setattr(_connection, "resolve", resolve)
+    monkeypatch.setattr(connection, "resolve", resolve)
     with Communicator(ELSEWHERE) as comm:
         refusal(lambda: comm.connect(100, wait_for_master=1000))
     assert len(looked_up) == 1

@@ -17,8 +17,9 @@ from performers import Performer
 from relays import Relay, relay_at
 
 import pccl
-from pccl import MasterNode, _keys
-from pccl._relay import LINK_DESCRIPTORS, OTHER_DESCRIPTORS, make_room
+from pccl import MasterNode
+from pccl._run import keys as _keys
+from pccl._run.relay import LINK_DESCRIPTORS, OTHER_DESCRIPTORS, make_room
 from pccl.cli import main
 
 WORLD = 2

@@ -23,8 +23,9 @@ from click.testing import CliRunner
 from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
 
 import pccl
-from pccl import Communicator, MasterNode, _diagnosis, _stacks
-from pccl._address import parse_endpoint
+from pccl import Communicator, MasterNode
+from pccl._core.address import parse_endpoint
+from pccl._watch import diagnosis, stacks
 from pccl.cli import main
 from pccl.cli.remove import find, why_not
 from pccl.cli.top import user_name
@@ -159,9 +160,9 @@ def test_a_member_that_gives_no_stacks(keys, monkeypatch):
     with run_of(2, f"{keys}.master", f"{keys}.peer") as (address, comms):
 
         def ask(uuid: UUID, timeout: float) -> str:
-            return _diagnosis.stacks_of(parse_endpoint(address), uuid, f"{keys}.master", timeout)
+            return diagnosis.stacks_of(parse_endpoint(address), uuid, f"{keys}.master", timeout)
 
-        monkeypatch.setattr(_stacks, "stacks", lambda: b"late" if ends.wait(PATIENCE) else b"")
+        monkeypatch.setattr(stacks, "stacks", lambda: b"late" if ends.wait(PATIENCE) else b"")
         with pytest.raises(pccl.PCCLTimeoutError, match="the member has not answered in 300 ms"):
             ask(comms[1].uuid, 0.3)
         with pytest.raises(pccl.PCCLError, match="no such peer"):
@@ -169,14 +170,14 @@ def test_a_member_that_gives_no_stacks(keys, monkeypatch):
         waits = Background(lambda: ask(comms[1].uuid, PATIENCE))
         ends.set()
         assert waits.result() == "late"
-        monkeypatch.setattr(_stacks, "stacks", lambda: b"x" * _stacks.BYTES_MOST)
-        assert len(ask(comms[0].uuid, PATIENCE)) == _stacks.BYTES_MOST
+        monkeypatch.setattr(stacks, "stacks", lambda: b"x" * stacks.BYTES_MOST)
+        assert len(ask(comms[0].uuid, PATIENCE)) == stacks.BYTES_MOST
         on_all(comms, lambda comm, _: comm.update_topology())
         assert comms[0].world_size == 2
 
 
 def test_a_member_without_python_says_so(keys, monkeypatch):
-    monkeypatch.setattr(_stacks.Watch, "start", lambda *_: None)
+    monkeypatch.setattr(stacks.Watch, "start", lambda *_: None)
     with run_of(1, f"{keys}.master", f"{keys}.peer") as (address, _):
         assert "runs no Python" in invoke("stacks", address, "host-0", f"{keys}.master").output
 

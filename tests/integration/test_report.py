@@ -21,10 +21,11 @@ from performers import MasterProcess, Performer
 from precopiers import Precopier
 from states import Held, filled, sync_all
 
-from pccl import ArgumentError, Communicator, MasterNode, _recording
-from pccl._address import parse_endpoint
-from pccl._diagnosis import diagnose_run
-from pccl._reports import JOINING, Diagnosis
+from pccl import ArgumentError, Communicator, MasterNode
+from pccl._core.address import parse_endpoint
+from pccl._watch import recording
+from pccl._watch.diagnosis import diagnose_run
+from pccl._watch.reports import JOINING, Diagnosis
 from pccl.lab.ports import free_ports
 from pccl.monitor.history import read_file
 
@@ -44,7 +45,7 @@ def test_numbers_are_seen_everywhere(tmp_path: Path):
         assert told.to_json()["members"][0]["report"]["broken"] is None
         assert member.told_seconds is None  # it has called no operation
         assert told.generation >= 1
-        reports = [event for event in _recording.read(path).events if event["kind"] == "report"]
+        reports = [event for event in recording.read(path).events if event["kind"] == "report"]
         assert [(event["name"], event["value"]) for event in reports] == [
             ("loss", 0.5),
             ("tokens", 3e6),

@@ -16,9 +16,10 @@ from performers import PATIENCE, MasterProcess, Performer
 from run_peers import RunPeer
 
 import pccl
-from pccl import _keys, _native
-from pccl._address import fill_socket_address, parse_endpoint
-from pccl._diagnosis import remove_member, runs_at
+from pccl import _native
+from pccl._core.address import fill_socket_address, parse_endpoint
+from pccl._run import keys as _keys
+from pccl._watch.diagnosis import remove_member, runs_at
 from pccl.cli import main
 from pccl.lab.ports import free_ports
 

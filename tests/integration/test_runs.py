@@ -22,9 +22,9 @@ from run_peers import RunPeer
 
 import pccl
 from pccl import _native
-from pccl._address import fill_socket_address, parse_endpoint
-from pccl._diagnosis import runs_at
-from pccl._master import RunState, run_state
+from pccl._core.address import fill_socket_address, parse_endpoint
+from pccl._run.master import RunState, run_state
+from pccl._watch.diagnosis import runs_at
 from pccl.lab.ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)

@@ -12,7 +12,7 @@ import textwrap
 import pytest
 from launched import EXAMPLES, Launched, expect_equal_steps
 
-from pccl import _keys
+from pccl._run import keys
 from pccl.lab.ports import free_ports
 
 pytest.importorskip("torch")
@@ -55,7 +55,7 @@ def submit(folder, *arguments, tasks):
         (folder / name).write_text(text.lstrip())
         (folder / name).chmod(0o755)
     (folder / ".pccl").mkdir()
-    _keys.write_files(folder / ".pccl" / "run", _keys.new_keys())
+    keys.write_files(folder / ".pccl" / "run", keys.new_keys())
     allocation = {
         "HOME": str(folder),
         "PATH": f"{folder}:{os.environ['PATH']}",

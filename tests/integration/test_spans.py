@@ -19,8 +19,9 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pccl import Communicator, MasterNode, _recording
-from pccl._spans import SWITCHES, is_wanted
+from pccl import Communicator, MasterNode
+from pccl._watch import recording
+from pccl._watch.spans import SWITCHES, is_wanted
 
 
 def test_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -118,7 +119,7 @@ def test_a_span_processor_that_raises(monkeypatch: pytest.MonkeyPatch, caplog: p
 
 def test_a_span_processor_that_blocks(monkeypatch: pytest.MonkeyPatch):
     """The peer leaves the run, and the spans are made when the processor goes on."""
-    monkeypatch.setattr("pccl._spans.JOIN_SECONDS", 0.05)
+    monkeypatch.setattr("pccl._watch.spans.JOIN_SECONDS", 0.05)
     goes_on = threading.Event()
     exporter = give_spans_to(monkeypatch, goes_on.wait)
     with MasterNode("127.0.0.1:0") as master:
@@ -134,12 +135,12 @@ def test_a_span_processor_that_blocks(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_communicator_that_is_collected_in_the_thread_of_its_spans(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pccl._spans.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("pccl._watch.spans.PAUSE_SECONDS", 0.01)
     exporter = give_spans_to(monkeypatch, lambda: None)
     kept: list[Communicator] = []
-    take = _recording.take
+    take = recording.take
 
-    def drop_and_take(path: str) -> _recording.Taken:
+    def drop_and_take(path: str) -> recording.Taken:
         if threading.current_thread().name == "pccl:spans":
             kept.clear()
         return take(path)
@@ -148,7 +149,7 @@ def test_a_communicator_that_is_collected_in_the_thread_of_its_spans(monkeypatch
         kept.append(Communicator(address_of(master), spans=True))
         kept[0].connect()
         native = kept[0]._handle
-        monkeypatch.setattr(_recording, "take", drop_and_take)
+        monkeypatch.setattr(recording, "take", drop_and_take)
         until(lambda: native._destroyed)
         until(lambda: "pccl.connect" in {span.name for span in exporter.get_finished_spans()})
 
@@ -156,7 +157,8 @@ def test_a_communicator_that_is_collected_in_the_thread_of_its_spans(monkeypatch
 IN_A_LOOK = """
 import os, signal, sys, threading, types
 import pccl
-from pccl import _recording, _spans
+from pccl._watch import recording as _recording
+from pccl._watch import spans as _spans
 
 def stay(path):
     looks.set()

@@ -15,7 +15,8 @@ import pytest
 from performers import PATIENCE, MasterProcess, Performer
 from standby_peers import StandbyPeer
 
-from pccl import Communicator, _standby
+from pccl import Communicator
+from pccl._peer import standby
 from pccl.lab.ports import free_ports
 
 
@@ -60,7 +61,7 @@ def watchers() -> list[threading.Thread]:
 
 
 def test_a_close_does_not_wait_for_a_master_that_says_nothing(monkeypatch):
-    monkeypatch.setattr(_standby, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "FIRST_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mute = f"127.0.0.1:{silent.getsockname()[1]}"
         address = f"127.0.0.1:{free_ports(1)[0]}"
@@ -78,11 +79,11 @@ def test_a_close_does_not_wait_for_a_master_that_says_nothing(monkeypatch):
 
             monkeypatch.setattr(threading.Thread, "join", count)
             comm.close()
-            assert joins == [_standby.JOIN_SECONDS]
+            assert joins == [standby.JOIN_SECONDS]
 
 
 def test_a_communicator_that_nobody_closes_is_not_kept_alive(monkeypatch):
-    monkeypatch.setattr(_standby, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "FIRST_SECONDS", 0.0)
     first, second = (f"127.0.0.1:{port}" for port in free_ports(2))
     with MasterProcess(first, masters=f"{first},{second}"):
         comm = Communicator(f"{first},{second}")
@@ -102,8 +103,8 @@ def test_one_address_is_not_watched(run):
 
 def test_a_fork_leaves_the_watcher_to_the_parent(monkeypatch):
     """The child has no such thread, and what it drops disturbs nothing."""
-    monkeypatch.setattr(_standby, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(_standby, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(standby, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "PAUSE_SECONDS", 0.01)
     first, second = (f"127.0.0.1:{port}" for port in free_ports(2))
     with MasterProcess(first, masters=f"{first},{second}"), Communicator(f"{first},{second}") as comm:
         comm.connect(timeout=PATIENCE)

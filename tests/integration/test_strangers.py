@@ -90,7 +90,7 @@ def test_a_newcomer_that_is_not_admitted_is_told_counts(run: tuple[MasterNode, l
 
 def test_members_and_the_user_of_the_master_are_told_everything(run: tuple[MasterNode, list[Communicator]]) -> None:
     master, comms = run
-    for told in (comms[1].diagnose(), pccl._diagnosis.diagnose_run(pccl._address.parse_endpoint(address_of(master)))):
+    for told in (comms[1].diagnose(), pccl._watch.diagnosis.diagnose_run(pccl._core.address.parse_endpoint(address_of(master)))):
         assert [member.uuid for member in told.members] == [comm.uuid for comm in comms]
         assert (told.counts_only, told.peer_count, told.epoch) == (False, 2, 2)
 

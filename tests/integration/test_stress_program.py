@@ -22,8 +22,8 @@ pytest.importorskip("click")
 
 from click.testing import CliRunner
 
-from pccl import _keys
-from pccl._own_keys import why_plain
+from pccl._run import keys
+from pccl._run.own_keys import why_plain
 from pccl.cli import main
 
 STRESS = [sys.executable, "-m", "pccl", "stress"]
@@ -130,7 +130,7 @@ DISTRIBUTED = """
 @pytest.mark.plain("the run has keys of its own")
 def test_a_cut_that_reaches_nothing_is_no_fault(stress, tmp_path, monkeypatch):
     """The proxy cannot read which ports members name to each other in a run with keys."""
-    monkeypatch.setitem(ENVIRONMENT, "PCCL_KEYS", str(_keys.write_files(tmp_path / "run", _keys.new_keys())[0]))
+    monkeypatch.setitem(ENVIRONMENT, "PCCL_KEYS", str(keys.write_files(tmp_path / "run", keys.new_keys())[0]))
     one = stress(
         None,
         *("--members", "2", "--seconds", "3", "--every", "0.6", "--faults", "cut", "--heartbeat-limit", "2"),

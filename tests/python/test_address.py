@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pccl
-from pccl._address import parse_endpoint, parse_endpoints, resolve
-from pccl._calls import Deadline
+from pccl._core.address import parse_endpoint, parse_endpoints, resolve
+from pccl._core.calls import Deadline
 
 GOOD = [
     ("127.0.0.1:48148", "127.0.0.1", 48148),
@@ -149,7 +149,7 @@ def test_a_name_that_does_not_resolve(monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    monkeypatch.setattr("pccl._connection.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("pccl._peer.connection.PAUSE_SECONDS", 0.01)
     with pccl.Communicator("nowhere.invalid:48148") as comm, pytest.raises(pccl.PCCLError, match="Failed to connect") as caught:
         comm.connect(2)
     assert "nowhere.invalid" in caught.value.detail

@@ -20,20 +20,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl import _keys, _supervisor
-from pccl._bounded import LEVELS, read_json, weigh
-from pccl._holder import Holder, _send
-from pccl._recording import RecordingError
-from pccl._recording import read as read_recording
+from pccl._host.bounded import LEVELS, read_json, weigh
+from pccl._host.holder import Holder, _send
+from pccl._run import keys, supervisor
+from pccl._watch.recording import RecordingError
+from pccl._watch.recording import read as read_recording
 from pccl.distributed._board import BootstrapError, _attempt, _read
 from pccl.distributed._inventory import told_of
 from pccl.monitor.history import LINE_BYTES, Log, read_file
 from pccl.state import TreeError
+from pccl.state._local.tree import encode
 from pccl.state._memory_metadata import decode_content
 from pccl.state._snapshots.snapshot import Layout
 from pccl.state._snapshots.talk import Window
 from pccl.state._snapshots.transfer import Transfer, _Message
-from pccl.state._tree import encode
 
 PRIME = (1 << 61) - 1
 """Python takes numbers modulo this for their hash."""
@@ -78,27 +78,27 @@ def test_brackets_in_strings_do_not_count(text):
 
 def test_keys_are_read_from_short_files_only(tmp_path):
     run = tmp_path / "run"
-    path, _ = _keys.write_files(run, _keys.new_keys())
+    path, _ = keys.write_files(run, keys.new_keys())
     text = path.read_text()
-    path.write_text(text + "#" * (_keys.FILE_BYTES - len(text)))
-    assert _keys.read_file(path)[0] == "master"
-    path.write_text(text + "#" * _keys.FILE_BYTES)
+    path.write_text(text + "#" * (keys.FILE_BYTES - len(text)))
+    assert keys.read_file(path)[0] == "master"
+    path.write_text(text + "#" * keys.FILE_BYTES)
     for one in (path, Path("/dev/zero")):
-        with pytest.raises(_keys.KeysError, match="too long"):
-            _keys.read_file(one)
+        with pytest.raises(keys.KeysError, match="too long"):
+            keys.read_file(one)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(_keys.KeysError):
-        _keys.read_file(tmp_path / "pipe")
+    with pytest.raises(keys.KeysError):
+        keys.read_file(tmp_path / "pipe")
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_any_bytes_are_keys_or_an_error(content, at):
-    text = _keys.Keys((b"s" * 32,), b"p" * 32, b"k" * 32).text("master").encode()
+    text = keys.Keys((b"s" * 32,), b"p" * 32, b"k" * 32).text("master").encode()
     with tempfile.NamedTemporaryFile() as file:
         file.write(text[:at] + content + text[at + len(content) :])
         file.flush()
-        with suppress(_keys.KeysError):
-            _keys.read_file(file.name)
+        with suppress(keys.KeysError):
+            keys.read_file(file.name)
 
 
 def events_in(content: bytes) -> list[dict]:
@@ -244,12 +244,12 @@ def test_a_client_that_does_not_read_keeps_no_other_from_its_holder():
 
 def test_a_supervisor_keeps_no_word_without_an_end():
     source, target = os.pipe()
-    child = _supervisor.Child(0, source)
+    child = supervisor.Child(0, source)
     try:
         for _ in range(64):
             os.write(target, b"x" * 60_000)
             child._read()
-        assert len(child._rest) <= _supervisor.WORD_BYTES
+        assert len(child._rest) <= supervisor.WORD_BYTES
         os.write(target, b"\njoined\n")
         child._read()
         assert child.joined

@@ -13,8 +13,8 @@ import pytest
 from interrupts import alarms, interrupt
 
 import pccl
-from pccl import _calls
-from pccl._calls import SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket
+from pccl._core import calls
+from pccl._core.calls import SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket
 
 np = pytest.importorskip("numpy")
 
@@ -48,7 +48,7 @@ class FakeLibrary:
 
 def make_ticket(monkeypatch, *wait_and_begin):
     library = FakeLibrary(*wait_and_begin)
-    monkeypatch.setattr(_calls, "_C", library)
+    monkeypatch.setattr(calls, "_C", library)
     return Ticket("pcclFake", "pccl_begin_fake", 1, 2), library
 
 
@@ -177,7 +177,7 @@ def test_closed_handles(monkeypatch):
     assert caught.value.detail == "the thing is closed"
     assert library.begun == 0
     with pytest.raises(pccl.UsageError, match="the thing is closed"):
-        _calls.call(handle, "pccl_begin_fake")
+        calls.call(handle, "pccl_begin_fake")
 
 
 def test_a_call_begins_on_no_other_object_than_its_own(monkeypatch, handle):
@@ -278,7 +278,7 @@ def test_signals_leave_no_lock_taken():
     def attempt() -> None:
         taken: list[bool] = []
         try:
-            _calls.take(taken, lock, 1)
+            calls.take(taken, lock, 1)
         finally:
             if taken:
                 lock.release()
@@ -293,16 +293,16 @@ def test_signals_leave_no_lock_taken():
 def test_a_lock_that_is_not_free_is_not_taken():
     lock = threading.Lock()
     taken: list[bool] = []
-    assert _calls.take(taken, lock)
+    assert calls.take(taken, lock)
     assert taken
     late: list[bool] = []
-    assert not _calls.take(late, lock, 0)
-    assert not _calls.take(late, lock, 0.01)
+    assert not calls.take(late, lock, 0)
+    assert not calls.take(late, lock, 0.01)
     assert not late
 
 
 def test_a_forgotten_user_does_not_hold_up_closing_for_ever(monkeypatch):
-    monkeypatch.setattr(_calls, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(calls, "DRAIN_SECONDS", 0.1)
     destroyed: list[Any] = []
     handle = NativeHandle("thing", "pointer", destroyed.append)
     handle.__enter__()

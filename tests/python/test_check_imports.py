@@ -23,8 +23,9 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def found(tool: ModuleType, root: Path, sources: dict[str, str]) -> set[str]:
-    table = 'PUBLIC = {"_communicator": ("Communicator",), "_state": ("SharedState",)}'
-    for name, text in {"__init__": "", "_exports": table, "_communicator": "", "_state": "", **sources}.items():
+    table = 'PUBLIC = {"_peer.communicator": ("Communicator",), "_peer.shared_state": ("SharedState",)}'
+    modules = {"__init__": "", "_exports": table, "_peer/__init__": "", "_peer/communicator": "", "_peer/shared_state": ""}
+    for name, text in {**modules, **sources}.items():
         path = root / "pccl" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -35,7 +36,7 @@ def found(tool: ModuleType, root: Path, sources: dict[str, str]) -> set[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        "from pccl._state import SharedState",
+        "from pccl._peer.shared_state import SharedState",
         "from pccl import Communicator",
         "from . import _outer",
     ],
@@ -59,8 +60,8 @@ def test_an_import_that_goes_up(tool: ModuleType, tmp_path: Path, text: str) -> 
 
 
 def test_a_lazy_name_that_goes_up(tool: ModuleType, tmp_path: Path) -> None:
-    sources = {"_files": "from pccl import SharedState"}
-    assert found(tool, tmp_path, sources) == {"pccl._files imports pccl._state, which stands above it"}
+    sources = {"_host/files": "from pccl import SharedState"}
+    assert found(tool, tmp_path, sources) == {"pccl._host.files imports pccl._peer.shared_state, which stands above it"}
 
 
 def test_an_import_aside(tool: ModuleType, tmp_path: Path) -> None:
@@ -93,9 +94,11 @@ def test_a_module_without_a_layer(tool: ModuleType, tmp_path: Path) -> None:
 
 def test_modules_of_one_folder_may_have_different_layers(tool: ModuleType, tmp_path: Path) -> None:
     sources = {
-        "state/__init__": "from pccl.state._tree import encode",
-        "state/_tree": "",
-        "_state": "from pccl.state._tree import encode",
+        "state/__init__": "from pccl.state._local.tree import encode",
+        "state/_local/tree": "",
+        "_peer/shared_state": "from pccl.state._local.tree import encode",
     }
     assert found(tool, tmp_path, sources) == set()
-    assert found(tool, tmp_path, {"_state": "import pccl.state"}) == {"pccl._state imports pccl.state, which stands above it"}
+    assert found(tool, tmp_path, {"_peer/shared_state": "import pccl.state"}) == {
+        "pccl._peer.shared_state imports pccl.state, which stands above it"
+    }

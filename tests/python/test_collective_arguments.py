@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pccl
-from pccl._collectives import Collective
+from pccl._ops.collectives import Collective
 
 ROOM = np.zeros(64, dtype=np.float32)
 HERE = ROOM.ctypes.data

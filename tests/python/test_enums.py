@@ -128,7 +128,7 @@ def test_device_type(text, member):
 
 
 def test_every_result_has_a_meaning():
-    from pccl._errors import error_for
+    from pccl._core.errors import error_for
 
     for member in Result:
         assert error_for(member.value, "f").result is member

@@ -8,7 +8,7 @@ import pytest
 
 import pccl
 from pccl import PCCLError, Result
-from pccl._errors import error_for
+from pccl._core.errors import error_for
 
 CLASSES = [
     (Result.NOT_INITIALIZED, pccl.UsageError),

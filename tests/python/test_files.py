@@ -9,7 +9,7 @@ import sys
 import pytest
 from stress.lab.events import EventLog
 
-from pccl._files import open_log, open_log_file
+from pccl._host.files import open_log, open_log_file
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Reports of the members of a run, each with one fault: what is found, and where (pccl/_findings.py). And any numbers."""
+"""Reports of the members of a run, each with one fault: what is found, and where (pccl/_watch/findings.py). And any numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl import EdgeReport, FindingKind, MemberReport
-from pccl._findings import FINDINGS_MOST, begin_times, find
+from pccl._watch.findings import FINDINGS_MOST, begin_times, find
 
 SPAN, OP, OPS, MB = 3.3, 0.15, 18, 1_000_000
 STRAGGLER, SENDER, RECEIVER = FindingKind.STRAGGLER, FindingKind.SLOW_SENDER, FindingKind.SLOW_RECEIVER

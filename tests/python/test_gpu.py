@@ -1,4 +1,4 @@
-"""Arrays at a GPU, as far as they can be told without one (pccl/_gpu.py)."""
+"""Arrays at a GPU, as far as they can be told without one (pccl/_core/gpu.py)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpu_members import build_driver, driver_environment
 
 import pccl
 from pccl import DataType, UsageError
-from pccl._calls import NativeHandle
-from pccl._gpu import array_memory, common_stream, hold_stream, is_gpu_array
-from pccl._parts import buffer_of
-from pccl._tensors import reduce_buffers
+from pccl._core.calls import NativeHandle
+from pccl._core.gpu import array_memory, common_stream, hold_stream, is_gpu_array
+from pccl._core.tensors import reduce_buffers
+from pccl._ops.parts import buffer_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ class Array:
 @pytest.fixture
 def known(monkeypatch):
     """All memory is known to the driver."""
-    monkeypatch.setattr("pccl._gpu.check_known", lambda *_: None)
+    monkeypatch.setattr("pccl._core.gpu.check_known", lambda *_: None)
 
 
 def test_what_is_one():

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 from performers import PATIENCE
 
-from pccl._calls import Deadline
-from pccl._errors import PCCLTimeoutError
-from pccl._handle import Events, Handle
+from pccl._core.calls import Deadline
+from pccl._core.errors import PCCLTimeoutError
+from pccl._ops.handle import Events, Handle
 
 PLACES = ["before the look", "before its first attempt", "after it", "before its second attempt", "after that", "after the look"]
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pytest
 
-from pccl._holder import Holder, HolderError, Kept, memory_file, socket_name
+from pccl._host.holder import Holder, HolderError, Kept, memory_file, socket_name
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_what_was_put_can_be_had_until_it_is_dropped(name):
 def test_memory_outlives_the_process_that_put_it(name):
     code = f"""
 import os, signal, mmap
-from pccl._holder import Holder, memory_file
+from pccl._host.holder import Holder, memory_file
 fd = memory_file(8)
 mmap.mmap(fd, 8)[:] = b"survives"
 Holder({name!r}).put("piece", fd, {{}})
@@ -86,7 +86,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_several_start_one(name):
-    code = f"from pccl._holder import Holder; h = Holder({name!r}); print(flush=True); input()"
+    code = f"from pccl._host.holder import Holder; h = Holder({name!r}); print(flush=True); input()"
     pipe = subprocess.PIPE
     starters = [subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) for _ in range(4)]
     try:
@@ -158,7 +158,7 @@ def test_a_request_that_is_none_harms_nobody(name, content):
 
 def test_another_users_holder_is_not_asked(name, monkeypatch):
     with holder(name):
-        monkeypatch.setattr("pccl._holder._user_at", lambda end: os.getuid() + 1)
+        monkeypatch.setattr("pccl._host.holder._user_at", lambda end: os.getuid() + 1)
         with pytest.raises(HolderError, match="taken by a process of another user"):
             Holder(name, start=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pccl import PCCLTimeoutError, PeerLostError, Result, UsageError
-from pccl._journal import Journal
+from pccl._ops.journal import Journal
 
 TIMEOUT = PCCLTimeoutError(Result.TIMED_OUT, "all_reduce")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pccl import _keys, _native
+from pccl import _native
+from pccl._run import keys as _keys
 from pccl.cli.keys import command
 
 ffi, C = _native.ffi, _native.lib

@@ -25,8 +25,11 @@ from hypothesis import strategies as st
 
 import pccl
 import pccl.master
-from pccl import MasterNode, PCCLError, Result, _address, _keys, _master
+from pccl import MasterNode, PCCLError, Result
+from pccl._core import address as _address
 from pccl._pccl import C
+from pccl._run import keys as _keys
+from pccl._run import master as _master
 from pccl.lab.ports import free_ports
 from pccl_command import native_master
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pccl import Collective, CollectiveInfo, Communicator, Group, PCCLTimeoutError, PeerLostError, ReduceOp, Result, UsageError
-from pccl._named import NamedCollectives
+from pccl._peer.named import NamedCollectives
 
 torch = pytest.importorskip("torch")
 KINDS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all", "barrier", "send", "recv")
@@ -66,7 +66,7 @@ class SomeComm(NamedCollectives):
 
 @pytest.fixture
 def comm(monkeypatch):
-    monkeypatch.setattr("pccl._groups.name_of", lambda handle, member: "")
+    monkeypatch.setattr("pccl._core.groups.name_of", lambda handle, member: "")
     return SomeComm()
 
 
@@ -298,7 +298,7 @@ def test_parts_are_stored_once_the_collective_has_ended(comm):
 @pytest.mark.parametrize("name", [*KINDS, "launch"])
 def test_methods_have_the_texts_and_parameters_of_their_descriptions(name):
     method = getattr(Communicator, name)
-    assert (method.__name__, method.__qualname__, method.__module__) == (name, f"NamedCollectives.{name}", "pccl._named")
+    assert (method.__name__, method.__qualname__, method.__module__) == (name, f"NamedCollectives.{name}", "pccl._peer.named")
     assert method.__doc__
     returns = {"recv": "int", "launch": "CollectiveOp"}.get(name, "CollectiveInfo")
     assert inspect.signature(method).return_annotation == method.__annotations__["return"] == returns

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from pccl._names import with_ranks
+from pccl._core.names import with_ranks
 
 ONE, OTHER = UUID(int=0xAB12CDEF << 96), UUID(int=0xFE << 120)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pccl import _keys, _own_keys
-from pccl._own_keys import OwnKeys
+from pccl._run import keys, own_keys
+from pccl._run.own_keys import OwnKeys
 
-if _own_keys.why_plain():
-    pytest.skip(_own_keys.why_plain(), allow_module_level=True)
+if own_keys.why_plain():
+    pytest.skip(own_keys.why_plain(), allow_module_level=True)
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def test_only_the_user_reads_them(folders):
         os.umask(before)
     assert {path.name: path.stat().st_mode & 0o777 for path in own.folder.iterdir()} == {"run.master": 0o600, "run.peer": 0o600}
     assert own.folder.stat().st_mode & 0o777 == 0o700
-    assert _own_keys.check_folder(str(own.folder)) == (own.master, own.peer)
-    (role, masters), (other, peers) = (_keys.read_file(path) for path in (own.master, own.peer))
+    assert own_keys.check_folder(str(own.folder)) == (own.master, own.peer)
+    (role, masters), (other, peers) = (keys.read_file(path) for path in (own.master, own.peer))
     assert (role, other, peers.master_key) == ("master", "peer", None)
     assert peers.secrets == masters.secrets
     own.close()
@@ -55,14 +55,14 @@ def test_another_user_reads_nothing(monkeypatch):
 def test_jobs_have_folders_of_their_own(folders):
     with OwnKeys() as one, OwnKeys() as other:
         assert one.folder != other.folder
-        assert _keys.read_file(one.peer)[1].secrets != _keys.read_file(other.peer)[1].secrets
+        assert keys.read_file(one.peer)[1].secrets != keys.read_file(other.peer)[1].secrets
         assert len(folders()) == 2
     assert folders() == []
 
 
 HOLDER = """
 import signal, sys, tempfile
-from pccl._own_keys import OwnKeys
+from pccl._run.own_keys import OwnKeys
 tempfile.tempdir = sys.argv[1]
 own = OwnKeys()
 print(own.folder, flush=True)
@@ -83,25 +83,25 @@ def test_the_next_job_removes_what_a_killed_one_has_left(tmp_path, folders):
 
 def test_a_folder_stays_while_another_process_holds_it(folders):
     own = OwnKeys()
-    other = _own_keys._lock(own.folder)
+    other = own_keys._lock(own.folder)
     own.close()
     assert folders() == [own.folder.name]
-    _own_keys._remove(own.folder, other)
+    own_keys._remove(own.folder, other)
     assert folders() == []
 
 
 def test_foreign_folders_are_left_alone(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "run.peer").touch()
-    (tmp_path / f"{_own_keys._prefix()}link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / f"{_own_keys._prefix()}used").mkdir()
-    (tmp_path / f"{_own_keys._prefix()}used" / "other").touch()
-    backup = tmp_path / f"{_own_keys.PREFIX}backup"
+    (tmp_path / f"{own_keys._prefix()}link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / f"{own_keys._prefix()}used").mkdir()
+    (tmp_path / f"{own_keys._prefix()}used" / "other").touch()
+    backup = tmp_path / f"{own_keys.PREFIX}backup"
     shutil.copytree(tmp_path / "elsewhere", backup)
     with OwnKeys():
         pass
     assert (tmp_path / "elsewhere" / "run.peer").exists()
-    assert (tmp_path / f"{_own_keys._prefix()}used" / "other").exists()
+    assert (tmp_path / f"{own_keys._prefix()}used" / "other").exists()
     assert (backup / "run.peer").exists()
 
 
@@ -121,8 +121,8 @@ def test_keys_that_the_user_made_are_refused(tmp_path):
     with OwnKeys() as own:
         for path in own.folder.iterdir():
             shutil.copy(path, folder)
-    with pytest.raises(_keys.KeysError, match="does not begin with pccl-keys-"):
-        _own_keys.check_folder(str(folder))
+    with pytest.raises(keys.KeysError, match="does not begin with pccl-keys-"):
+        own_keys.check_folder(str(folder))
 
 
 def test_a_folder_that_is_gone_is_released(folders):
@@ -163,8 +163,8 @@ def remove(folder: Path) -> Path:
 )
 def test_a_folder_that_is_not_this_users_alone_is_refused(change):
     own = OwnKeys()
-    with pytest.raises((OSError, _keys.KeysError)):
-        _own_keys.check_folder(str(change(own.folder)))
+    with pytest.raises((OSError, keys.KeysError)):
+        own_keys.check_folder(str(change(own.folder)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
@@ -172,14 +172,14 @@ def test_a_folder_that_is_not_this_users_alone_is_refused(change):
 def test_a_folder_of_another_user_is_refused(name):
     with OwnKeys() as own:
         os.chown(own.folder / name, 65534, -1)
-        with pytest.raises(_keys.KeysError, match="not made by a process of this user"):
-            _own_keys.check_folder(str(own.folder))
+        with pytest.raises(keys.KeysError, match="not made by a process of this user"):
+            own_keys.check_folder(str(own.folder))
         os.chown(own.folder / name, 0, -1)
 
 
 def test_without_encryption_there_are_none(monkeypatch, folders):
     monkeypatch.setenv("PCCL_INSECURE", "1")
     monkeypatch.delenv("PCCL_KEYS", raising=False)
-    with _own_keys.local_master() as run:
+    with own_keys.local_master() as run:
         assert run.keys() == {"PCCL_MASTER"}
     assert folders() == []

@@ -89,14 +89,12 @@ def test_import_loads_next_to_nothing():
 @pytest.mark.parametrize("code", ["import pccl; pccl.MasterNode('127.0.0.1:0')", "import pccl.master"])
 def test_a_master_loads_no_module_of_a_communicator(code):
     modules = modules_loaded_by(code)
-    assert "pccl._master" in modules
+    assert "pccl._run.master" in modules
     assert not modules & (COSTLY | {"typing"})
     assert not {name for name in modules if name.startswith("pccl.")} - {
-        *(
-            f"pccl.{name}"
-            for name in ("_address", "_calls", "_credentials", "_enums", "_errors", "_exports", "_loader", "_log", "_master")
-        ),
-        *("pccl._native", "pccl._native.lib", "pccl._version", "pccl.master", "pccl._files"),
+        *("pccl._core", *(f"pccl._core.{name}" for name in ("address", "calls", "enums", "errors", "library", "log"))),
+        *("pccl._exports", "pccl._host", "pccl._host.files", "pccl._native", "pccl._native.lib", "pccl._version"),
+        *("pccl._run", "pccl._run.credentials", "pccl._run.master", "pccl.master"),
     }
 
 
@@ -214,7 +212,7 @@ def test_type_checkers_see_the_names(tmp_path):
         text=True,
         check=False,
     )
-    for expected in ("pccl._enums.ReduceOp.SUM", '"int"', 'Module has no attribute "Nothing"'):
+    for expected in ("pccl._core.enums.ReduceOp.SUM", '"int"', 'Module has no attribute "Nothing"'):
         assert expected in done.stdout, done.stdout
 
 
@@ -231,16 +229,14 @@ def test_version_is_that_of_the_distribution():
 
 
 def test_cuda_module(monkeypatch):
-    import pccl._cuda
-
-    assert pccl.cuda is pccl._cuda
+    assert pccl.cuda is pccl._pccl.cuda
     assert pccl.cuda.is_available() is pccl.cuda.is_cuda_available
     monkeypatch.setattr(pccl.cuda, "is_cuda_available", True)
     assert pccl.cuda.is_available() is True
 
 
 def test_cuda_is_imported_like_any_module():
-    code = "import pccl.cuda; from pccl.cuda import is_available; assert pccl.cuda is pccl._cuda and not is_available()"
+    code = "import pccl.cuda; from pccl.cuda import is_available; assert pccl.cuda.is_available is is_available is not None"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -17,7 +17,7 @@ import click
 import pytest
 
 import pccl
-from pccl import _keys
+from pccl._run import keys
 from pccl.cli import main
 from pccl.lab.ports import free_ports
 
@@ -79,7 +79,7 @@ def test_the_commands_of_the_image_exist():
 
 
 def test_the_command_of_the_service_starts_a_master(tmp_path: Path):
-    _keys.write_files(tmp_path / "run", _keys.new_keys())
+    keys.write_files(tmp_path / "run", keys.new_keys())
     [port] = free_ports(1)
     options = f"--masters 127.0.0.1:{port}"
     words = [word for part in arguments_of_service() for word in (options.split() if part == "$MASTER_OPTIONS" else [part])]

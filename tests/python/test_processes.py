@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pccl._processes import ENDING, Fleet
+from pccl._host.processes import ENDING, Fleet
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pccl._errors import PCCLError, Result
-from pccl._membership import Membership
+from pccl._core.errors import PCCLError, Result
+from pccl._peer.membership import Membership
 
 
 def test_a_report_that_fails_is_made_again():

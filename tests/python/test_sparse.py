@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import pccl
-from pccl._sparse import CHUNK, SparseAverage, decode_add, encode, form_bytes
+from pccl._peer.sparse import CHUNK, SparseAverage, decode_add, encode, form_bytes
 
 KS = (1, 2, 7, 64, 4096)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from pccl._stacks import JOIN_SECONDS, Watch, answer
+from pccl._watch.stacks import JOIN_SECONDS, Watch, answer
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])

@@ -13,7 +13,7 @@ from stress.content import CODES, codes_in
 from stress.gradient import LEAST_COUNT, Gradient, Slack
 from stress.workload import TrainingPlan
 
-from pccl import _sparse
+from pccl._peer import sparse
 
 SLACK = Slack(rounding=1e-6)
 
@@ -84,8 +84,8 @@ def test_sparse_forms_tell_who_is_in_them():
         total, weights = np.zeros(9000, np.float32), sum(gradient.weight(code) for code in codes)
         for code in codes:
             residual = residuals[code]
-            form = _sparse.encode(gradient.of(code, number), k=128, residual=residual, decay=0.95, residual_out=residual)
-            _sparse.decode_add(form, total, k=128, weight=gradient.weight(code) / weights)
+            form = sparse.encode(gradient.of(code, number), k=128, residual=residual, decay=0.95, residual_out=residual)
+            sparse.decode_add(form, total, k=128, weight=gradient.weight(code) / weights)
         reading = gradient.read(total.astype(np.float64), number, plan.slack)
         assert reading.fault == ""
         assert codes_in(reading.who) == codes

@@ -19,8 +19,9 @@ from reports import edge, member
 from rich.console import Console
 
 import pccl
-from pccl import ConnectError, Diagnosis, JoinerReport, Result, _keys
-from pccl._names import short
+from pccl import ConnectError, Diagnosis, JoinerReport, Result
+from pccl._core.names import short
+from pccl._run import keys as _keys
 from pccl.cli import main, top
 
 MEMBERS = tuple(member(number) for number in (0x12345678, 0x9ABCDEF0, 0xFEDCBA98))
@@ -80,7 +81,7 @@ class Answers:
         self.fails: pccl.PCCLError | None = None
         monkeypatch.setattr(top, "diagnose_run", self)
 
-    def __call__(self, endpoint: pccl._address.Endpoint, keys: str | None = None, insecure: bool = False) -> Diagnosis:
+    def __call__(self, endpoint: pccl._core.address.Endpoint, keys: str | None = None, insecure: bool = False) -> Diagnosis:
         self.asked.append(endpoint.port)
         if self.fails is not None:
             raise self.fails

@@ -23,7 +23,7 @@ import simulator
 
 import pccl
 from pccl import Diagnosis, Result
-from pccl._errors import error_for
+from pccl._core.errors import error_for
 from pccl.cli import info
 from pccl.monitor.metrics import Metrics
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from pccl._files import open_log_file
+from pccl._host.files import open_log_file
 
 
 class EventLog:

@@ -19,7 +19,7 @@ import sys
 import traceback
 from typing import Any
 
-from pccl._processes import die_with_parent
+from pccl._host.processes import die_with_parent
 
 PACKET_BYTES = 1 << 16
 DUMP_SIGNAL = signal.SIGUSR1

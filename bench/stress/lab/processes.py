@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pccl._files import open_log_file
+from pccl._host.files import open_log_file
 
 READ_BYTES = 1 << 16
 FOLDER = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import torch
 
 from pccl import _snapshot_kernels
-from pccl._holder import memory_file
+from pccl._host.holder import memory_file
 from pccl.state._snapshots.boxes import DTYPES, Box, ShardMap, Slice, image_offsets, split_of
 
 _ffi, _kernels = _snapshot_kernels.ffi, _snapshot_kernels.lib

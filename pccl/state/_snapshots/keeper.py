@@ -22,8 +22,9 @@ from uuid import UUID
 
 import torch
 
-from pccl._errors import PCCLError, PeerLostError, UsageError
-from pccl._holder import Holder, HolderError, TakenError
+from pccl._core.errors import PCCLError, PeerLostError, UsageError
+from pccl._host.holder import Holder, HolderError, TakenError
+from pccl.state._local.tree import encode
 from pccl.state._snapshots.boxes import image_offsets, shards_from, shards_tree, text_of
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_image, write_image
@@ -43,10 +44,9 @@ from pccl.state._snapshots.snapshot import (
 )
 from pccl.state._snapshots.talk import GarbledError, Talk, understood
 from pccl.state._snapshots.transfer import Transfer
-from pccl.state._tree import encode
 
 if TYPE_CHECKING:
-    from pccl._communicator import Communicator
+    from pccl._peer.communicator import Communicator
 
 _log = logging.getLogger("pccl.state")
 

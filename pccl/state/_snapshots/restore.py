@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pccl._collectives import CollectiveOp
-from pccl._errors import PCCLTimeoutError, PeerLostError, StateLostError
+from pccl._core.errors import PCCLTimeoutError, PeerLostError, StateLostError
+from pccl._ops.collectives import CollectiveOp
 from pccl.state._snapshots.boxes import (
     ALIGN,
     DTYPES,

@@ -11,7 +11,8 @@ from uuid import UUID
 
 import torch
 
-from pccl._errors import PCCLTimeoutError, PeerLostError
+from pccl._core.errors import PCCLTimeoutError, PeerLostError
+from pccl.state._local.tree import TreeError, decode, encode
 from pccl.state._snapshots.boxes import (
     ALIGN,
     ShardMap,
@@ -30,7 +31,6 @@ from pccl.state._snapshots.code import MEMBERS_MAX
 from pccl.state._snapshots.images import Memory, Sum
 from pccl.state._snapshots.placement import Placement, Redundancy, place, unit_bytes
 from pccl.state._snapshots.talk import GarbledError, Talk
-from pccl.state._tree import TreeError, decode, encode
 
 ERA_MAX = 1 << 60
 """Of a snapshot, and more than there ever are."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pccl._holder import HolderError
+from pccl._host.holder import HolderError
 from pccl.state._snapshots.boxes import list_of, text_of
 from pccl.state._snapshots.images import Memory
 from pccl.state._snapshots.keeper import Keeper, piece_info

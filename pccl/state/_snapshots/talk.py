@@ -12,14 +12,14 @@ from uuid import UUID
 
 import torch
 
-from pccl._collectives import Collective, CollectiveOp
-from pccl._enums import DataType
-from pccl._errors import OperationCancelledError, PCCLTimeoutError, PeerLostError, Result, UsageError
-from pccl._operations import request_cancel
-from pccl.state._tree import decode
+from pccl._core.enums import DataType
+from pccl._core.errors import OperationCancelledError, PCCLTimeoutError, PeerLostError, Result, UsageError
+from pccl._ops.collectives import Collective, CollectiveOp
+from pccl._ops.operations import request_cancel
+from pccl.state._local.tree import decode
 
 if TYPE_CHECKING:
-    from pccl._communicator import Communicator
+    from pccl._peer.communicator import Communicator
 
 LIMIT_BYTES = 1 << 32
 """What a member accepts at once from one other member, or from all together."""

@@ -12,10 +12,10 @@ from uuid import UUID
 import numpy as np
 import torch
 
-from pccl._errors import CallAgainError, PeerLostError, ProtectionError, StateLostError, TooFewPeersError
-from pccl._names import label_in
-from pccl._tensors import is_expanded
-from pccl.state._agreement import Terms, require_alike
+from pccl._core.errors import CallAgainError, PeerLostError, ProtectionError, StateLostError, TooFewPeersError
+from pccl._core.names import label_in
+from pccl._core.tensors import is_expanded
+from pccl.state._local.agreement import Terms, require_alike
 from pccl.state._snapshots.boxes import Box, ShardMap, own_name, part_of, whole_number
 from pccl.state._snapshots.config import Restored, Snapshots
 from pccl.state._snapshots.restore import ATTEMPTS, STEP_MAX, DamagedError
@@ -24,7 +24,7 @@ from pccl.state._snapshots.talk import Talk
 from pccl.state._snapshots.vault import Opened, Vault, drop_vault, vault_of, whole_slice
 
 if TYPE_CHECKING:
-    from pccl._communicator import Communicator
+    from pccl._peer.communicator import Communicator
 
 _TOPIC = "tensors"
 _TAG = int.from_bytes(hashlib.blake2b(b"Communicator.snapshot", digest_size=8).digest(), "little")
@@ -145,7 +145,7 @@ def _living(comm: Any, numbers: torch.Tensor, timeout: float | None) -> tuple[UU
 
     PCCLTimeoutError: call it again with the same tensor.
     """
-    from pccl._communicator import roll
+    from pccl._peer.communicator import roll
 
     return tuple(sorted(roll(comm, numbers, _TAG, timeout)))
 

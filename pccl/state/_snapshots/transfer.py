@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pccl._errors import PCCLTimeoutError, PeerLostError
+from pccl._core.errors import PCCLTimeoutError, PeerLostError
 from pccl.state._snapshots.boxes import ALIGN
 from pccl.state._snapshots.code import add, factors
 from pccl.state._snapshots.images import BLOCK_BYTES, Memory, Sum, changed_blocks

@@ -12,10 +12,11 @@ from uuid import UUID
 
 import torch
 
-from pccl._calls import Deadline
-from pccl._errors import PCCLError, PCCLTimeoutError, Result, StateLostError
-from pccl._holder import HolderError
-from pccl._journal import Journal
+from pccl._core.calls import Deadline
+from pccl._core.errors import PCCLError, PCCLTimeoutError, Result, StateLostError
+from pccl._host.holder import HolderError
+from pccl._ops.journal import Journal
+from pccl.state._local.tree import encode
 from pccl.state._snapshots.boxes import (
     Box,
     ShardMap,
@@ -35,10 +36,9 @@ from pccl.state._snapshots.restore import DamagedError, Held, Source, carry_out,
 from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, PLACE_MAX, Contribution, Job, Layout, PieceName
 from pccl.state._snapshots.stock import Stock, layouts_from
 from pccl.state._snapshots.talk import GarbledError, Talk, understood
-from pccl.state._tree import encode
 
 if TYPE_CHECKING:
-    from pccl._communicator import Communicator
+    from pccl._peer.communicator import Communicator
 
 _log = logging.getLogger("pccl.state")
 

@@ -13,7 +13,7 @@ from performers import PATIENCE
 from test_diloco_models import Peer, Tied, master, simple, together  # noqa: F401 - a fixture
 
 import pccl
-from pccl._communicator import roll
+from pccl._peer.communicator import roll
 from pccl.diloco import AsyncDiLoCo, Compression, DiLoCo, StreamingDiLoCo, _membership
 from pccl.diloco._average import ROLL_TAG, Averager, _Dense, exchange
 

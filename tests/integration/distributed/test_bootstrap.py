@@ -26,9 +26,10 @@ import torch.distributed as dist
 from performers import PATIENCE, Performer, preload, secrets_of
 
 import pccl
-from pccl import _keys, _waits
-from pccl._calls import Deadline
-from pccl._own_keys import why_plain
+from pccl._core.calls import Deadline
+from pccl._host import waits as _waits
+from pccl._run import keys as _keys
+from pccl._run.own_keys import why_plain
 from pccl.distributed import _board, _bootstrap, _own_masters
 from pccl.distributed._this_run import this_run
 
@@ -265,7 +266,7 @@ def test_a_timeout_of_one_second_holds_on_a_busy_machine():
 @pytest.mark.parametrize("own", [0, 1])
 def test_ranks_that_have_not_called_are_named_while_it_waits(own, monkeypatch, caplog):
     monkeypatch.setattr(_board, "FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(pccl._waits, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(pccl._host.waits, "FIRST_SECONDS", 0.05)
     with pytest.raises(_board.BootstrapError, match=f"rank {1 - own} of 2 has not called"):
         _bootstrap.connect(dist.HashStore(), own, 2, timedelta(seconds=1))
     assert f"rank {1 - own} of 2 has not called init_process_group" in caplog.text
@@ -274,8 +275,8 @@ def test_ranks_that_have_not_called_are_named_while_it_waits(own, monkeypatch, c
 def test_what_ranks_disagree_about_is_logged_while_they_wait(monkeypatch):
     """Rank 0 gives the others time to write their places anew. All say meanwhile why nothing happens."""
     monkeypatch.setattr(_board, "FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(pccl._waits, "FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(pccl._waits, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(pccl._host.waits, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(pccl._host.waits, "AGAIN_SECONDS", 0.05)
     words = 'rank 0 has the membership "elastic" and rank 1 "fixed"; give all ranks the same'
     store, waits = dist.HashStore(), [Waits(), Waits()]
 
@@ -294,7 +295,7 @@ def test_what_ranks_disagree_about_is_logged_while_they_wait(monkeypatch):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_two_processes_have_is_named(rank, monkeypatch):
-    monkeypatch.setattr(pccl._waits, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(pccl._host.waits, "FIRST_SECONDS", 0.05)
     store = dist.HashStore()
     boards = [_board.Board(store, rank, 2, Deadline(3), timedelta(seconds=3)) for _ in range(2)]
     with ThreadPoolExecutor() as threads:
@@ -319,7 +320,7 @@ class Waits(_waits.WaitLog):
 def test_ranks_that_hang_are_named_while_it_waits(own, text, monkeypatch, caplog):
     """The other rank has met this one, and does no more."""
     monkeypatch.setattr(_board, "FIRST_SECONDS", 0.2)
-    monkeypatch.setattr(pccl._waits, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(pccl._host.waits, "FIRST_SECONDS", 0.2)
     store, deadline = dist.HashStore(), Deadline(PATIENCE)
     other = _board.Board(store, 1 - own, 2, deadline, timedelta(seconds=PATIENCE))
     thread = threading.Thread(target=other.meet, args=(_board.own_place(store, 2),))

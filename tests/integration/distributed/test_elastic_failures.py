@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 from sharded_kills import Job
 
-from pccl._address import parse_endpoints
-from pccl._diagnosis import remove_member
+from pccl._core.address import parse_endpoints
+from pccl._watch.diagnosis import remove_member
 
 pytestmark = pytest.mark.timeout(120)
 

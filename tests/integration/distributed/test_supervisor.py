@@ -13,7 +13,7 @@ import pytest
 from performers import PATIENCE
 
 import pccl
-from pccl._processes import python
+from pccl._host.processes import python
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
 
@@ -22,7 +22,7 @@ TELL = "import os, sys, time, signal; os.write(int(os.environ['PCCL_SUPERVISOR_P
 
 def supervisor(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        python("from pccl._supervisor import main; main()", sys.executable, "-c", code, *arguments),
+        python("from pccl._run.supervisor import main; main()", sys.executable, "-c", code, *arguments),
         env={**ENVIRONMENT, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

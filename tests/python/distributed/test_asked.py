@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 import torch
 
-from pccl._errors import Result
+from pccl._core.errors import Result
 from pccl.distributed._calls import Asked
 from pccl.distributed._errors import PeerLostError
 

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 import pccl
-from pccl import _recording
-from pccl._recording import Event, Recording, RecordingError
+from pccl._watch import recording as _recording
+from pccl._watch.recording import Event, Recording, RecordingError
 from pccl.cli.dump import _report, command
 from pccl.monitor import hangs
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from reports import edge
 
 from pccl import DepartureReport, Diagnosis, EdgeReport, Finding, FindingKind, JoinerReport, LossReason, MemberReport
-from pccl._names import short
-from pccl._reports import JOINING
+from pccl._core.names import short
+from pccl._watch.reports import JOINING
 from pccl.monitor import history
 from pccl.monitor.history import Log, Recorder, create_file, read_file
 from pccl.monitor.metrics import Metrics

@@ -26,7 +26,7 @@ from test_history import departure, joiner, member, straggler, told
 
 import pccl
 from pccl import LossReason
-from pccl._address import is_loopback
+from pccl._core.address import is_loopback
 from pccl.cli import main
 from pccl.cli.top import Access
 from pccl.cli.web import _tokens

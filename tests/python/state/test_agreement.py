@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pccl.state._agreement import Terms, TermsError, difference, require_alike, text_of
+from pccl.state._local.agreement import Terms, TermsError, difference, require_alike, text_of
 
 
 @pytest.mark.parametrize(

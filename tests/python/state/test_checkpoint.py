@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from pccl.state import CheckpointError, TreeError, load, save
-from pccl.state import _checkpoint as checkpoint
+from pccl.state._local import checkpoint
 
 TREE: dict[str, Any] = {
     "model": {"layer.weight": torch.arange(12.0).reshape(3, 4), "empty": torch.zeros(0), "scalar": torch.tensor(3.5)},

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from pccl.state._local.tree import TreeError, encode
 from pccl.state._memory_metadata import Content, decode_content, encode_content
-from pccl.state._tree import TreeError, encode
 
 
 def made() -> Metadata:

@@ -130,14 +130,15 @@ class Point:
 
 
 def test_a_class_that_is_allowed(monkeypatch):
-    monkeypatch.setattr("pccl.state._tree._to_trees", {})
-    monkeypatch.setattr("pccl.state._tree._from_trees", {})
+    readers: dict[str, object] = {}
+    monkeypatch.setattr("pccl.state._local.tree._to_trees", {})
+    monkeypatch.setattr("pccl.state._local.tree._from_trees", readers)
     with pytest.raises(TreeError):
         encode(Point(1, [2.0]))
     pccl.state.allow(Point)
     content = encode([Point(1, [2.0])])
     assert decode(content) == [Point(1, [2.0])]
-    pccl.state._tree._from_trees.clear()
+    readers.clear()
     with pytest.raises(TreeError, match=r"another peer sent a .*Point"):
         decode(content)
 

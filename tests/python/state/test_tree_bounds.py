@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from worst_trees import KEYS, TREES, message
 
 from pccl.state import TreeError, decode, encode
-from pccl.state._tree import ALIKE, FREE_BYTES
+from pccl.state._local.tree import ALIKE, FREE_BYTES
 
 SIZE = 1 << 17
 

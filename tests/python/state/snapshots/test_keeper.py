@@ -13,7 +13,7 @@ import pytest
 import torch
 from snapshot_world import Dead, FakeComm, World, run
 
-from pccl._errors import PeerLostError
+from pccl._core.errors import PeerLostError
 from pccl.state._snapshots import keeper as keepers
 from pccl.state._snapshots import transfer as transfers
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice

@@ -19,13 +19,13 @@ from snapshot_world import Dead, FakeComm, World, run
 
 from pccl import PCCLTimeoutError, PeerLostError, Result, UsageError
 from pccl.state import Snapshots, StateLostError
+from pccl.state._local.tree import decode, encode
 from pccl.state._snapshots import tensors
 from pccl.state._snapshots.boxes import own_name
 from pccl.state._snapshots.images import Memory
 from pccl.state._snapshots.snapshot import Contribution, PieceName
 from pccl.state._snapshots.talk import Talk
 from pccl.state._snapshots.vault import Vault, vault_of, whole_slice
-from pccl.state._tree import decode, encode
 
 CONFIG = Snapshots(copies=1, holder=False)
 

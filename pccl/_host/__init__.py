@@ -1,0 +1,1 @@
+"""What this machine gives: files, processes, waits, memory that outlives a process. Needs no compiled library."""

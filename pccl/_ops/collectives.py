@@ -1,0 +1,236 @@
+"""Collectives over groups of members, before they are launched (`Call`) and in flight (`CollectiveOp`)."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from pccl._core.calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, take
+from pccl._core.enums import DataType, DeviceType, ReduceOp
+from pccl._core.errors import PeerLostError, error_for
+from pccl._core.groups import Group, members_of, name_lost
+from pccl._core.library import _C, _ffi
+from pccl._core.results import CollectiveInfo
+from pccl._core.tensors import InputDigest, RoomPool, overlap, storages_of
+from pccl._exports import publish
+from pccl._ops.operations import OpTicket, contributors
+from pccl._ops.parts import Buffer
+
+_COLLECTIVE = _ffi.typeof("pcclCollective_t *")
+_COUNTS = _ffi.typeof("size_t[]")
+_VOID = _ffi.typeof("void *")
+_SIZE = _ffi.sizeof("pcclCollective_t")
+
+
+class Collective(Enum):
+    """What a collective does (`pcclCollectiveKind_t`)."""
+
+    ALL_REDUCE = _C.pcclCollectiveAllReduce
+    BROADCAST = _C.pcclCollectiveBroadcast
+    REDUCE = _C.pcclCollectiveReduce
+    ALL_GATHER = _C.pcclCollectiveAllGather
+    REDUCE_SCATTER = _C.pcclCollectiveReduceScatter
+    GATHER = _C.pcclCollectiveGather
+    SCATTER = _C.pcclCollectiveScatter
+    ALL_TO_ALL = _C.pcclCollectiveAllToAll
+    ALL_TO_ALL_V = _C.pcclCollectiveAllToAllV
+    BARRIER = _C.pcclCollectiveBarrier
+    SEND = _C.pcclCollectiveSend
+
+
+_TEXTS = {kind: kind.name.lower().replace("_", "-") for kind in Collective}
+
+
+class CollectiveOp(OpTicket):
+    """A collective in flight. What it was given as `keep` is held until it has ended."""
+
+    __slots__ = ("_handle", "_members")
+
+    def __init__(
+        self,
+        handle: NativeHandle,
+        live: set[Any],
+        pointer: Any,
+        kind: Collective,
+        group: Group,
+        tag: int,
+        data: tuple[int, int, int, DataType, ReduceOp, int, int],
+        counts: tuple[Sequence[int] | None, Sequence[int] | None],
+        survivors: bool,
+        background: bool,
+        keep: object,
+    ) -> None:
+        """`data`: the addresses of send and recv, elements, their type, reduction, root, stream. `counts`: of send, of recv."""
+        send, recv, count, dtype, op, root, stream = data
+        sends, receives = (_ffi.NULL if some is None else _ffi.new(_COUNTS, some) for some in counts)
+        c_send, c_recv, c_stream = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv), _ffi.cast(_VOID, stream)
+        first = _SIZE, kind._value_, dtype._value_, op._value_, root, group._pointer, tag
+        what = _ffi.new(_COLLECTIVE, (*first, c_send, c_recv, count, sends, receives, survivors, c_stream, background))
+        kept = keep, storages_of(keep), sends, receives, group
+        name = _TEXTS[kind]
+        super().__init__(name, "pccl_begin_collective", what, pointer, tag=tag, elastic=survivors, live=live, keep=kept)
+        self._handle = handle
+        self._members = group.members
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.c.kind)
+
+    def launch(self) -> None:
+        """Begins it; the errors of a launch."""
+        self._live.add(self)
+        result = self.begin(self._handle)
+        if result != SUCCESS:
+            self._live.discard(self)
+            raise error_for(result, self.name, self.detail)
+
+    def wait(self, timeout: float | None = None) -> CollectiveInfo:  # type: ignore[override]
+        """Waits for its end; on success its result is in place, and the same on all members that have it.
+
+        PeerLostError: a member was lost, `ranks` tells who is not there any more. UsageError: the members' arguments differ.
+        PCCLTimeoutError: `timeout` seconds have passed, the op goes on, and is to be waited for again.
+        """
+        result = super().wait(self._handle, UNBOUNDED if timeout is None else Deadline(timeout))
+        if result != TIMED_OUT and not self.in_flight:
+            self._live.discard(self)
+            self.keep = self.dropped = None
+        if result != SUCCESS:
+            raise self._error(result)
+        info = self.c.info
+        lost = self._elastic and info.local_world_size < len(self._members)
+        ranges = self._contributors or contributors(self._handle, self.tag) if lost else ()
+        return CollectiveInfo(info.local_world_size, info.tx_bytes, info.rx_bytes, ranges)
+
+    def _poll(self, milliseconds: int) -> None:
+        with self.one_caller:  # several threads may wait, and ask `done`
+            _C.pccl_ticket_wait(self.c, milliseconds)  # which gives a result again that it has given
+
+    def done(self) -> bool:
+        """Whether it has ended, well or badly: then `wait` returns at once."""
+        if self.c.result == TIMED_OUT:
+            taken: list[bool] = []
+            try:
+                if take(taken, self.one_caller, 0):  # else another thread waits, and sees the end
+                    with contextlib.suppress(ClosedError), self._handle:
+                        super()._poll(0)
+            finally:
+                if taken:
+                    self.one_caller.release()
+        return bool(self.c.result != TIMED_OUT) or self._handle.closed
+
+    def _error(self, result: int) -> Exception:
+        error = error_for(result, self.name, self.detail)
+        if isinstance(error, PeerLostError):
+            name_lost(error, self._handle, self._members, members_of(self._handle))
+        return error
+
+
+COUNTED_TAGS = 1024
+"""Messages are counted for tags below this. A larger tag is that of one message of a pair at a time, so that no table grows."""
+
+
+class Everyone(Group):
+    """All members of the peer group, in the snapshot that this program has adopted."""
+
+
+@dataclass
+class Call:
+    """A collective that is not launched yet."""
+
+    kind: Collective
+    group: Group
+    arguments: dict[str, Any]
+    loads: Buffer | None
+    stores: Buffer | None
+    tag: int | None = None
+    numbered: str = "group"  # what calls are numbered as, among the same members
+    survivors: bool = False  # goes on without members that are lost
+    caller_group: Group | None = None  # that errors tell ranks of, if it is not `group`
+
+    @property
+    def of_everyone(self) -> bool:
+        return isinstance(self.group, Everyone)
+
+    def make_private(self, pool: RoomPool) -> None:
+        """Moves the collective to private memory: the program may get its tensors back before the collective has ended."""
+        if self._is_refused():
+            return
+        for name, buffer in (("send", self.loads), ("recv", self.stores)):
+            if buffer is not None:
+                buffer.make_private(pool)
+                self.arguments[name] = buffer.pointer
+
+    def end(self, pool: RoomPool) -> None:
+        for buffer in (self.loads, self.stores):
+            if buffer is not None:
+                buffer.end(pool)
+
+    def _is_refused(self) -> bool:
+        """Whether the tensors overlap as the library does not allow it. It would see nothing of that in private memory."""
+        send, recv = self.loads, self.stores
+        if send is None or recv is None or send is recv or send.is_private or recv.is_private:
+            return False
+        if self.kind in (Collective.REDUCE, Collective.ALL_REDUCE) and send.range == recv.range:
+            return False
+        if self.kind is Collective.ALL_GATHER:
+            rank, counts = self.group.rank, self.arguments.get("recv_counts")
+            before = sum(counts[:rank]) if counts else self.arguments["count"] * rank
+            if send.pointer == recv.pointer + before * recv.dtype.itemsize:
+                return False
+        return overlap(send.range, recv.range)
+
+    def input_digest(self) -> InputDigest | None:
+        """Digest of the input; None: there is none, or the collective may write to it."""
+        loads, stores = self.loads, self.stores
+        if loads is None or loads.device is not DeviceType.CPU or (loads is stores and not loads.is_private):
+            return None
+        return InputDigest(loads.ranges)
+
+    def sequence(self) -> tuple[Any, ...] | None:
+        """In which its number is counted; None: its tag is that of no other call."""
+        if self.tag is not None and (self.numbered == "group" or not 0 <= self.tag < COUNTED_TAGS):
+            return None
+        return ("all",) if self.of_everyone else (self.numbered, self.group.members, self.tag)
+
+    def key(self) -> tuple[Any, ...]:
+        """What names a call that was cut short and is made again."""
+        buffers = [tuple(b.ranges) for b in (self.loads, self.stores) if b is not None]
+        rest = sorted((name, str(value)) for name, value in self.arguments.items() if name not in ("send", "recv", "stream"))
+        members = () if self.of_everyone else self.group.members  # which may have changed since
+        return self.kind, members, self.tag, self.survivors, tuple(buffers), tuple(rest)
+
+
+class Tags:
+    """The tags of calls in the library.
+
+    They are made of the members and of the tag that the caller gave, so that groups do not meet. Calls that are given none are
+    numbered: members give the same tag because they make the same calls in the same order. Calls of all members are numbered
+    from one update of the topology to the next, also across losses, which members may see at different calls.
+    """
+
+    BITS = 16  # of the number; the rest is of the members
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # from taking a number to the launch; a signal handler may launch a call meanwhile
+        self.next: Counter[tuple[Any, ...]] = Counter()
+
+    def restart(self) -> None:
+        """The topology was updated: nothing is in flight, and newcomers count from here."""
+        self.next.pop(("all",), None)
+
+    @classmethod
+    def of(cls, numbered: str, members: Sequence[UUID], tag: int | None, number: int) -> int:
+        from hashlib import blake2b
+
+        text = f"{numbered} {tag}".encode() + b"".join(member.bytes for member in members)
+        digest = blake2b(text, digest_size=6).digest()
+        return int.from_bytes(digest, "little") << cls.BITS | number % (1 << cls.BITS)
+
+
+publish(globals())

@@ -1,0 +1,1 @@
+"""A member of a run: its connection, membership, collectives and shared state."""
