@@ -381,7 +381,7 @@ def join_other_kind(folder: str) -> list[int | str]:
     """A third rank whose model is sharded joins two whose is not, and the other way round."""
     path, rank = Path(folder), dist.get_rank()
     dist.destroy_process_group()
-    told = []
+    told: list[int | str] = []
     for kind, make in MEMBERS.items():
         if rank == 2:
             told.append(_joined_as_other_kind(path, kind))
