@@ -22,34 +22,10 @@ Result has the codes.
 import atexit as _atexit
 import sys as _sys
 
-from pccl._exports import MODULE_OF as _MODULE_OF
-from pccl._exports import PACKAGES as _PACKAGES
+from pccl._exports import lazy as _lazy
 from pccl._version import __version__ as __version__
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pccl import cuda as cuda
-    from pccl import data as data
-    from pccl import diloco as diloco
-    from pccl import distributed as distributed
-    from pccl import state as state
-    from pccl import torchft as torchft
-    from pccl._pccl import *
-
-    del C, ffi  # PCCL has them in _pccl alone
-else:
-
-    def __getattr__(name):
-        """Imports the module that defines a public name, or a package, when it is first used."""
-        if name not in _MODULE_OF and name not in _PACKAGES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module
-
-        module = import_module(f"pccl.{_MODULE_OF.get(name, name)}")  # adds its public names to this one
-        return globals().get(name, module)
-
-    def __dir__():
-        return sorted({*globals(), *_MODULE_OF, "cuda"})
+__getattr__, __dir__ = _lazy(__name__)
 
 
 @_atexit.register
@@ -58,8 +34,6 @@ def _await_masters() -> None:
     if "pccl._run.master" in _sys.modules:
         _sys.modules["pccl._run.master"].serve_all_to_the_end()
 
-
-del TYPE_CHECKING
 
 __all__ = [  # noqa: RUF022 - in the order in which the interface is documented
     "cuda",

@@ -6,7 +6,6 @@ It costs an import of pccl without the rest of `pccl.distributed`, which follows
 from __future__ import annotations
 
 import gc
-import sys
 from typing import Any
 
 TESTED = ("2.13", "2.14")
@@ -36,8 +35,6 @@ def _create(asked: Any, options: Any = None) -> Any:
     gc.disable()  # a collection of all objects of torch during the import would take as long as the import
     try:
         from pccl.distributed._group import create
-
-        sys.modules["pccl.distributed"]._load()
     finally:
         if collects:
             gc.enable()

@@ -1,14 +1,13 @@
 """Checks the imports of the Python package: they go down the list of layers below, and no modules import each other.
 
-Imports below `if TYPE_CHECKING:` count like all others. Most names of `pccl` come from the table in `pccl/_exports.py` when they
-are first used. `pccl.Communicator` counts as an import of `pccl._peer.communicator`, which tools that read import statements
-alone do not see.
+Imports below `if TYPE_CHECKING:` count like all others. The public names of a package come from the modules that its stub
+`__init__.pyi` names, when they are first used. So `pccl.Communicator` counts as an import of `pccl._peer.communicator`, which
+tools that read import statements alone do not see.
 """
 
 from __future__ import annotations
 
 import ast
-import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +23,11 @@ LAYERS = [
     ("_core", "state._snapshots.code", "state._snapshots.placement"),
     ("_run", "_ops", "_watch", "cuda", "state._local", "state._snapshots.config"),
     ("_peer", "master"),
-    ("_pccl", "state"),
+    ("state",),
     ("_torch_backend", "diloco", "distributed"),
     ("torchft", "data"),
     ("__init__", "integrations", "monitor", "stress"),
-    ("__main__", "cli", "demo"),
+    ("__main__", "_pccl", "cli", "demo"),
 ]
 #: Imports between rooms of one line: the backend that torch finds by itself is a part of `distributed`.
 BESIDE = {("distributed", "_torch_backend"), ("_torch_backend", "distributed")}
@@ -57,19 +56,28 @@ def imported(tree: ast.AST, package: str) -> Iterator[str]:
         yield from imported(node, package)
 
 
+def module_at(path: Path, root: Path) -> str:
+    """The dotted name of a source."""
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def homes(stub: Path) -> Iterator[tuple[str, str]]:
+    """The public names of a package, each with the name under which its module defines it."""
+    for node in ast.walk(ast.parse(stub.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+
+
 def graph(root: Path) -> dict[str, set[str]]:
     """By module: those that it imports."""
-    table = runpy.run_path(str(root / "pccl" / "_exports.py"))["PUBLIC"]
-    lazy = {f"pccl.{name}": f"pccl.{module}" for module, names in table.items() for name in names}
-    sources = [path for kind in ("py", "pyi") for path in (root / "pccl").rglob(f"*.{kind}")]
-    paths = {".".join(path.relative_to(root).with_suffix("").parts): path for path in sources}
-    modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
-    found: dict[str, set[str]] = {name: set() for name in modules}
-    for module, path in modules.items():
-        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    modules = {path: module_at(path, root) for kind in ("py", "pyi") for path in (root / "pccl").rglob(f"*.{kind}")}
+    lazy = {f"{modules[stub]}.{name}": home for stub in modules if stub.name == "__init__.pyi" for name, home in homes(stub)}
+    found: dict[str, set[str]] = {module: set() for module in modules.values()}
+    for path, module in modules.items():
+        package = module if path.stem == "__init__" else module.rpartition(".")[0]
         for name in imported(ast.parse(path.read_text(encoding="utf-8")), package):
             target = lazy.get(name, name)
-            while target and target not in modules:
+            while target and target not in found:
                 target = target.rpartition(".")[0]
             if target and target != module:
                 found[module].add(target)

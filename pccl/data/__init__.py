@@ -1,14 +1,9 @@
 """Data for trainings whose members come and go: each sample of an epoch is in exactly one committed step (docs/data.md)."""
 
-try:
-    import torch as _torch  # noqa: F401
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"pccl.data needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
+from pccl._exports import lazy as _lazy
+from pccl._exports import modules_of as _modules_of
+from pccl._exports import require_torch as _require_torch
 
-from pccl._exports import rehome as _rehome
-from pccl.data._sampler import ElasticSampler
-from pccl.data._shards import ElasticShards
-
-__all__ = ["ElasticSampler", "ElasticShards"]
-
-_rehome(globals(), __all__)
+_require_torch(__name__)
+__all__ = sorted(_modules_of(__name__))
+__getattr__, __dir__ = _lazy(__name__)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
+from pccl._exports import publish
 from pccl._ops.journal import Journal
 from pccl._peer.communicator import Communicator
 from pccl.data import _reader
@@ -588,3 +589,6 @@ class ElasticSampler(DistributedSampler[Any]):
                 del self._orders[min(self._orders)]
             self._orders[epoch] = array("q", torch.randperm(self._ledger.size, generator=generator, device="cpu").tolist())
         return self._orders[epoch]
+
+
+publish(globals())

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from pccl._exports import publish
 from pccl._ops.journal import Journal
 from pccl._peer.communicator import Communicator
 from pccl.data._exchange import (
@@ -431,3 +432,6 @@ def _same(batch: Any) -> Any:
 def _marks_from(numbers: Sequence[int]) -> list[Mark]:
     triples = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
     return [Mark(shard, records, bool(ended)) for shard, records, ended in triples]
+
+
+publish(globals())

@@ -5,19 +5,10 @@ time: membership, averages and parity are handled inside. `AsyncDiLoCo` goes on 
 `StreamingDiLoCo` (arXiv 2501.18512) averages the model in fragments, one after another. See docs/diloco.md.
 """
 
-try:
-    import torch as _torch  # noqa: F401
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"pccl.diloco needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
+from pccl._exports import lazy as _lazy
+from pccl._exports import modules_of as _modules_of
+from pccl._exports import require_torch as _require_torch
 
-from pccl._core.errors import JoinError
-from pccl._exports import rehome as _rehome
-from pccl.diloco._async import AsyncDiLoCo
-from pccl.diloco._base import Round
-from pccl.diloco._compression import Compression
-from pccl.diloco._diloco import DiLoCo
-from pccl.diloco._streaming import StreamingDiLoCo
-
-__all__ = ["AsyncDiLoCo", "Compression", "DiLoCo", "JoinError", "Round", "StreamingDiLoCo"]
-
-_rehome(globals(), __all__)
+_require_torch(__name__)
+__all__ = sorted(_modules_of(__name__))
+__getattr__, __dir__ = _lazy(__name__)

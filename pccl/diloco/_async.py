@@ -8,6 +8,7 @@ from typing import Unpack
 import torch
 from torch import nn
 
+from pccl._exports import publish
 from pccl._peer.communicator import Communicator
 from pccl.diloco._average import Average, Averaged, Averager, is_finite
 from pccl.diloco._base import Arguments, Made, Round, Trainer
@@ -110,3 +111,6 @@ class AsyncDiLoCo(Trainer):
         super()._leave()
         if self._under_way is not None:
             self.finish()
+
+
+publish(globals())

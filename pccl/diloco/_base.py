@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from pccl._core.results import Contributors
 from pccl._core.types import TensorInfo
+from pccl._exports import publish
 from pccl._peer.communicator import Communicator
 from pccl._peer.shared_state import SharedState
 from pccl.diloco import _checkpoint
@@ -654,3 +655,6 @@ def _value_of(name: str, given: Setting, outer_step: int) -> float:
 
 def _storage(parameter: Tensor) -> int:
     return local_memory(parameter).untyped_storage().data_ptr()
+
+
+publish(globals())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pccl._core.enums import DataType, QuantizationAlgorithm
 from pccl._core.types import QuantizationOptions
+from pccl._exports import publish
 from pccl._peer.sparse import DECAY, K
 
 ALGORITHMS = {
@@ -78,3 +79,6 @@ class Compression:
         if self.method == "sparse":
             return f"sparse, {self.k} of 4096"
         return f"{self.method} in blocks of {self.block}" if self.rounds else self.method
+
+
+publish(globals())

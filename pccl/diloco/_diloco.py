@@ -9,6 +9,7 @@ from uuid import UUID
 import torch
 from torch import nn
 
+from pccl._exports import publish
 from pccl._peer.communicator import Communicator
 from pccl.diloco._average import Averager
 from pccl.diloco._base import Arguments, Made, Trainer
@@ -113,3 +114,6 @@ class DiLoCo(Trainer):
             self._outer_step_made(lambda: self._average_with(time.monotonic(), 0.0, Meeting(True, 0), frozenset()))
         else:
             super()._adopt()
+
+
+publish(globals())

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pccl._core.results import Contributors
+from pccl._exports import publish
 from pccl._peer.communicator import Communicator
 from pccl.diloco._average import Average, Averaged, Averager, exchange
 from pccl.diloco._base import SYNC_EVERY, Arguments, Made, Round, Trainer, require_whole
@@ -203,3 +204,6 @@ class StreamingDiLoCo(Trainer):
             if fragment.under_way is not None:
                 self._apply(fragment)
         super()._leave()
+
+
+publish(globals())

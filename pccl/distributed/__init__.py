@@ -24,95 +24,30 @@ membership `get_rank()` and `get_world_size()` return them from the start.
 
 import os as _os
 import sys as _sys
-from importlib.metadata import entry_points as _entry_points
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import distribution as _distribution
 from importlib.util import find_spec as _find_spec
-from typing import TYPE_CHECKING
 
-from pccl._exports import rehome as _rehome
+from pccl._exports import lazy as _lazy
+from pccl._exports import modules_of as _modules_of
 
-__all__ = [
-    "BootstrapError",
-    "Change",
-    "CollectiveError",
-    "CollectiveTimeoutError",
-    "Elastic",
-    "JoinError",
-    "Left",
-    "Options",
-    "PeerLostError",
-    "ProcessGroup",
-    "ProtectionError",
-    "Snapshots",
-    "StateLostError",
-    "check_parity",
-    "is_joining",
-    "join",
-    "keys",
-    "lost_ranks",
-    "masters",
-    "on_change",
-    "supervise",
-]
-
-_AT_ONCE = {
-    "pccl._core.errors": ("JoinError", "Left", "ProtectionError", "StateLostError"),
-    "pccl.distributed._board": ("BootstrapError",),
-    "pccl.distributed._change": ("Change", "on_change"),
-    "pccl.distributed._errors": ("CollectiveError", "CollectiveTimeoutError", "PeerLostError"),
-    "pccl.distributed._group": ("Options", "ProcessGroup", "lost_ranks"),
-    "pccl.distributed._supervise": ("supervise",),
-    "pccl.distributed._this_run": ("is_joining", "join", "keys", "masters"),
-}
-"""Modules that are imported with torch, and their public names. Without torch a supervisor imports what it uses."""
-
-_LATE = {
-    "Elastic": "pccl.distributed._elastic",
-    "Snapshots": "pccl.state",
-    "check_parity": "pccl.distributed._parity",
-    **{name: module for module, names in _AT_ONCE.items() for name in names},
-}
-"""By name: the module that is imported when the name is first used; not by init_process_group, since FSDP takes a second."""
-
-if TYPE_CHECKING:
-    from pccl._core.errors import JoinError, Left, ProtectionError, StateLostError
-    from pccl.distributed._board import BootstrapError
-    from pccl.distributed._change import Change, on_change
-    from pccl.distributed._elastic import Elastic
-    from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
-    from pccl.distributed._group import Options, ProcessGroup, lost_ranks
-    from pccl.distributed._parity import check_parity
-    from pccl.distributed._supervise import supervise
-    from pccl.distributed._this_run import is_joining, join, keys, masters
-    from pccl.state import Snapshots
+__all__ = sorted(_modules_of(__name__))
+__getattr__, __dir__ = _lazy(__name__)
 
 
-def __getattr__(name: str) -> object:
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    globals()[name] = found = getattr(import_module(_LATE[name]), name)
-    _rehome(globals(), [name])
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATE} - {"TYPE_CHECKING"})
-
-
-def _load() -> None:
-    for names in _AT_ONCE.values():
-        for name in names:
-            __getattr__(name)
+def _torch_will_ask() -> bool:
+    """Whether torch makes the backend known when it is imported."""
+    if "torch" in _sys.modules or _os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        return False
+    try:
+        return bool(_distribution("pccl").entry_points.select(group="torch.backends", name="pccl"))
+    except _PackageNotFoundError:
+        return False
 
 
 if _find_spec("torch") is None:
     raise ModuleNotFoundError("pccl.distributed needs torch: pip install 'pccl[torch]'", name="torch")
-_loads_backends = _os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1" and _entry_points(
-    group="torch.backends", name="pccl"
-)
-if "torch" in _sys.modules or not _loads_backends:  # else torch makes the backend known when it is imported
+if not _torch_will_ask():
     from pccl._torch_backend import register as _register
 
     _register()
-    _load()

@@ -17,6 +17,7 @@ from uuid import uuid4
 from pccl._core.address import parse_endpoints
 from pccl._core.calls import Deadline
 from pccl._core.errors import PCCLError, PCCLTimeoutError, Result
+from pccl._exports import publish
 from pccl._host.bounded import read_json
 from pccl._host.waits import FIRST_SECONDS, WaitLog
 from pccl._run.credentials import environment_has_some
@@ -379,3 +380,6 @@ def _problem(places: Sequence[str], own: Place) -> str:
 
 def _disagree(own: int, rank: int, other: int, who: str) -> str:
     return f"rank {rank} was started with a world size of {own}, {who} with {other}; give all ranks the same WORLD_SIZE"
+
+
+publish(globals())

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from pccl._exports import publish
+
 _log = logging.getLogger("pccl.distributed")
 
 
@@ -64,3 +66,6 @@ def tell(change: Change) -> None:
             callback(change)
         except Exception:
             _log.exception("a callback of on_change failed")
+
+
+publish(globals())

@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pccl._core.errors import PCCLError
+from pccl._exports import publish
 from pccl._ops.journal import Journal
 from pccl._watch.reports import AT_RISK
 from pccl.distributed._dtensors import parameters_of
@@ -391,3 +392,6 @@ def _weak(method: Callable[..., _Result]) -> Callable[..., _Result]:
         return found(*given)
 
     return call
+
+
+publish(globals())

@@ -15,6 +15,7 @@ from pccl._core import errors
 from pccl._core.errors import ConnectionFailedError, LossReason, PCCLError, PCCLTimeoutError, Result
 from pccl._core.groups import why_gone
 from pccl._core.names import rank_label, with_ranks
+from pccl._exports import publish
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -87,3 +88,6 @@ def translated(error: PCCLError, call: str, members: Sequence[UUID], names: Mapp
     if lost and CLOSED_BY_PEER not in text:
         text = f"{text} ({CLOSED_BY_PEER})"
     return CollectiveError(error.result, call, text)
+
+
+publish(globals())

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 import torch
 import torch.distributed as dist
 
+from pccl._exports import publish
 from pccl._peer.communicator import Communicator
 from pccl.distributed import _bootstrap, _callers
 from pccl.distributed._arguments import Coalescing
@@ -481,3 +482,6 @@ def create(asked: Any, options: Any = None) -> ProcessGroup:
     launcher = Launcher(communicator, name, view, strict=membership == STRICT)
     launcher.stands_in = options.stands_in
     return ProcessGroup(asked.store, launcher, Completer(), asked.timeout)
+
+
+publish(globals())

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pccl._core.results import ParityInfo
+from pccl._exports import publish
 from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._training import Training, listed
 from pccl.distributed._work import seconds_of
@@ -41,3 +42,6 @@ def check_parity(
         group=None if group in (None, world) else comm.group(group._launcher.view.founders),
         timeout=None if timeout is None else seconds_of(timeout),
     )
+
+
+publish(globals())

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+from pccl._exports import publish
 from pccl._host.processes import SUPERVISED, prepare_child, python
 from pccl._host.waits import LEFT_STATUS, LEFT_STATUS_VARIABLE, PIPE_VARIABLE
 
@@ -41,3 +42,6 @@ def become_supervisor(command: list[str], restarts: str) -> None:
     sys.stderr.flush()
     environment = {**os.environ, "PCCL_RESTARTS": restarts}
     os.execve(sys.executable, python("from pccl._run.supervisor import main; main()", *command), environment)
+
+
+publish(globals())

@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from pccl._core.errors import JoinError, Result, StateLostError, UsageError, reason_of
+from pccl._exports import publish
 from pccl._host.waits import tell_supervisor
 from pccl._peer.communicator import Communicator
 from pccl._run.supervisor import JOINED, KEYS, MASTERS
@@ -120,3 +121,6 @@ def is_joining() -> bool:
 def launched(name: str) -> int:
     """Returns the number RANK or WORLD_SIZE that the launcher gave this process; -1 without one."""
     return int(text) if (text := os.environ.get(name, "")).isdecimal() else -1
+
+
+publish(globals())

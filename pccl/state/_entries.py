@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pccl._core.types import TensorInfo
+from pccl._exports import publish
 from pccl._peer.shared_state import SharedState
 from pccl.state._local.module import _shareable, require_same_names
 from pccl.state._local.objects import COMPILED as COMPILED
@@ -125,3 +126,6 @@ def resize(tensor: torch.Tensor, shape: torch.Size, name: str) -> None:
             why = str(error)
     shapes = f"has the shape {tuple(tensor.shape)} here, and {tuple(shape)} on the other members"
     raise ValueError(f"{name} {shapes}: {why}")
+
+
+publish(globals())

@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from pccl._core.errors import StateLostError
+from pccl._exports import publish
 from pccl.state._local.checkpoint import CheckpointError
 from pccl.state._local.tree import TreeError
 from pccl.state._memory_metadata import Content, decode_content, encode_content
@@ -374,3 +375,6 @@ def _around(one: Box, other: Box) -> Box:
     offset = tuple(map(min, one.offset, other.offset))
     ends = [max(a + n, b + m) for a, n, b, m in zip(one.offset, one.shape, other.offset, other.shape, strict=True)]
     return Box(offset, tuple(end - begin for begin, end in zip(offset, ends, strict=True)))
+
+
+publish(globals())

@@ -10,6 +10,7 @@ import torch
 
 from pccl._core.enums import ReduceOp
 from pccl._core.errors import JoinError, TooFewPeersError
+from pccl._exports import publish
 from pccl.state._local.tree import LIMIT_BYTES
 
 if TYPE_CHECKING:
@@ -84,3 +85,6 @@ def highest(comm: Communicator, numbers: Sequence[int], *, tag: int, timeout: fl
 def raise_to_highest(comm: Communicator, tag: int, values: torch.Tensor, timeout: float | None) -> None:
     with contextlib.suppress(TooFewPeersError):  # alone
         comm.all_reduce(values, op=ReduceOp.MAX, tag=tag, retry=True, timeout=timeout)
+
+
+publish(globals())

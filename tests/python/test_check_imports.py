@@ -23,8 +23,12 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def found(tool: ModuleType, root: Path, sources: dict[str, str]) -> set[str]:
-    table = 'PUBLIC = {"_peer.communicator": ("Communicator",), "_peer.shared_state": ("SharedState",)}'
-    modules = {"__init__": "", "_exports": table, "_peer/__init__": "", "_peer/communicator": "", "_peer/shared_state": ""}
+    (root / "pccl").mkdir(exist_ok=True)
+    (root / "pccl" / "__init__.pyi").write_text(
+        "from pccl._peer.communicator import Communicator as Communicator\n"
+        "from pccl._peer.shared_state import SharedState as SharedState\n"
+    )
+    modules = {"__init__": "", "_peer/__init__": "", "_peer/communicator": "", "_peer/shared_state": ""}
     for name, text in {**modules, **sources}.items():
         path = root / "pccl" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)

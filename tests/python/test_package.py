@@ -15,7 +15,7 @@ import pytest
 import pccl
 import pccl._pccl
 import pccl.master
-from pccl import _exports
+from pccl._exports import modules_of
 
 STARRED = [
     "cuda",
@@ -38,6 +38,9 @@ STARRED = [
     "AsyncReduceHandle",
     "PCCLError",
 ]
+
+
+NAMES = {name: module for name, module in modules_of("pccl").items() if module != "pccl" and name != "__version__"}
 
 
 def run_python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -104,10 +107,9 @@ def test_a_communicator_loads_what_it_needs_at_first():
 
 
 def test_every_public_name_is_there_and_listed():
-    eager = set(vars(pccl._pccl)) - {"Any", "C", "cuda", "ffi"}
-    assert {name for name in eager if not name.startswith("_")} == set(_exports.MODULE_OF)
-    assert set(_exports.MODULE_OF) <= set(public(pccl))
-    assert set(pccl.__all__) | set(_exports.MODULE_OF) <= set(dir(pccl))
+    assert set(vars(pccl._pccl)) >= {*NAMES, "C", "cuda", "ffi"}
+    assert set(NAMES) <= set(public(pccl))
+    assert set(pccl.__all__) | set(NAMES) <= set(dir(pccl))
     done = run_python(
         "from pccl import *\nimport pccl\nassert all(globals()[name] is getattr(pccl, name) for name in pccl.__all__)"
     )
@@ -116,18 +118,28 @@ def test_every_public_name_is_there_and_listed():
         _ = pccl.communicator  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("module", sorted(_exports.PUBLIC))
+@pytest.mark.parametrize("module", sorted(set(NAMES.values())))
 def test_each_module_publishes_its_names(module):
     """Whichever comes first in a process: texts, pickles and type hints have the public names."""
     code = (
-        f"import pccl.{module} as module, pickle, sys\n"
-        "import pccl._exports\n"
-        f"for name in pccl._exports.PUBLIC[{module!r}]:\n"
+        f"import {module} as module, pccl, pickle\n"
+        f"for name in {[name for name, home in NAMES.items() if home == module]}:\n"
         "    value = getattr(module, name)\n"
         "    assert vars(pccl)[name] is value and value.__module__ == 'pccl', name\n"
         "    assert pickle.loads(pickle.dumps(value)) is value\n"
     )
     run_well(code)
+
+
+@pytest.mark.parametrize("package", ["data", "diloco", "distributed", "state"])
+def test_each_module_of_a_package_for_torch_publishes_its_names(package):
+    pytest.importorskip("torch")
+    homes = modules_of(f"pccl.{package}")
+    for module in set(homes.values()):
+        importlib.import_module(module)
+    for name, home in homes.items():
+        if home.startswith(f"pccl.{package}."):
+            assert vars(sys.modules[f"pccl.{package}"])[name] is getattr(sys.modules[home], name)
 
 
 def test_pickles_are_read_where_nothing_was_used_yet():

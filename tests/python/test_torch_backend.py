@@ -42,6 +42,12 @@ def test_a_supervisor_does_without_torch() -> None:
     assert run(f"import pccl.distributed; {KNOWN}") == "True True"
 
 
+def test_the_package_imports_what_a_program_uses() -> None:
+    code = "import sys, torch; old = set(sys.modules); import pccl.distributed; print(*set(sys.modules) - old)"
+    loaded = {name for name in run(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split() if name.startswith("pccl.")}
+    assert loaded == {"pccl._exports", "pccl._torch_backend", "pccl._version", "pccl.distributed"}
+
+
 def test_a_group_imports_no_more_of_torch_than_it_needs() -> None:
     """FSDP and DTensor take a second, in which all ranks of a job would wait for each other."""
     late = "torch.distributed.fsdp torch.distributed.tensor torch._dynamo sympy pccl.state"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import simulator
 import pccl
 from pccl import Diagnosis, Result
 from pccl._core.errors import error_for
+from pccl._exports import modules_of
 from pccl.cli import info
 from pccl.monitor.metrics import Metrics
 
@@ -176,7 +176,7 @@ def c_declarations(lines: list[str]) -> Iterator[tuple[list[str], list[str]]]:
 
 def python_page() -> str:
     """The reference of the Python package: first what programs make, last the errors."""
-    names = [name for names in runpy.run_path(str(ROOT / "pccl" / "_exports.py"))["PUBLIC"].values() for name in names]
+    names = [name for name, module in modules_of("pccl").items() if module != "pccl"]
     errors = {name for name in names if name.endswith("Error")}
     first = ["Communicator", "MasterNode", "SharedState", "Group", "CollectiveHandle", "AsyncReduceHandle"]
     page = ["# Python", "", "## pccl", ""]

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from pccl._exports import publish
 from pccl.state._local.tree import decode, encode, with_tensors, without_tensors
 
 _log = logging.getLogger("pccl.state")
@@ -234,3 +235,6 @@ def warn_if_overridden(loaded: int | None, step: int, what: str) -> None:
     """Logs a warning if a state that was loaded from a checkpoint, of step `loaded`, gives way to another one, of step `step`."""
     if loaded is not None and loaded != step:
         _log.warning("%s: the state loaded from a checkpoint (step %d) is replaced by the run's (step %d)", what, loaded, step)
+
+
+publish(globals())

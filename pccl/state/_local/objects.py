@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pccl._exports import publish
+
 COMPILED = "_orig_mod."
 """What `torch.compile` puts into names. Peers with and without it may train together."""
 
@@ -126,3 +128,6 @@ def load_extra_states(module: nn.Module, told: Mapping[str, Any]) -> None:
         raise ValueError(f"the extra state of {name!r} is not in the models of all members; make the same model on all")
     for name, state in told.items():
         modules[name].set_extra_state(state)
+
+
+publish(globals())

@@ -22,6 +22,7 @@ from uuid import UUID
 
 import torch
 
+from pccl._exports import publish
 from pccl._host.bounded import weigh
 
 LIMIT_BYTES = 1 << 34
@@ -512,3 +513,6 @@ def with_tensors(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind in (list, tuple):
         return kind(with_tensors(one, tensors) for one in tree)
     return tensors[tree.name] if kind is _Place else tree
+
+
+publish(globals())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pccl._exports import publish
 from pccl.state._snapshots.code import MEMBERS_MAX
 from pccl.state._snapshots.placement import Redundancy
 
@@ -84,3 +85,6 @@ class Restored(NamedTuple):
     """Of the snapshot."""
     parts: dict[str, dict[str, tuple[str, tuple[int, ...]]]]
     """By the name of each part: types and shapes of its tensors by name. None where `shards` divide them."""
+
+
+publish(globals())
