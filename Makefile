@@ -53,7 +53,8 @@ help:
 	@echo 'make site    the documentation as a site, in build/site; checks its simulator where Playwright and Chromium are there'
 	@echo 'make release  source archive, wheels, checksums and a bill of materials, in dist'
 	@echo 'make format  bring the sources into shape'
-	@echo 'make bench   measure against torch gloo; as root also over limited links'
+	@echo 'make bench   measure all figures of docs/benchmarks.md within an hour, and write its tables; ONLY="sync far" for some;'
+	@echo '             as root also over limited links'
 
 # ---- set-up ----
 
@@ -150,6 +151,7 @@ lint: .venv/ready
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_tables.py
 	$(BIN)/python tools/tuning.py --check
+	$(BIN)/python bench/run_all.py --check
 	$(BIN)/python tools/check_docstrings.py
 
 # `make lint` checks the symbols and the hardening of a build that is up to date, if there is one.
@@ -202,7 +204,7 @@ sim check-sim: .venv/built
 # ---- to look at ----
 
 bench: .venv/built
-	$(BIN)/python bench/run_all.py
+	$(BIN)/python bench/run_all.py $(if $(ONLY),--only $(ONLY))
 
 demo: .venv/built
 	$(BIN)/pccl demo

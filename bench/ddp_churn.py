@@ -1,11 +1,9 @@
-"""Kills and joins in one run of unmodified DistributedDataParallel: hangs, bits, averages, and how long a kill holds others up.
-
-    python bench/ddp_churn.py --kills 50 --width 512
+"""Backs "Losses and newcomers" of docs/benchmarks.md: kills and joins in one run of unmodified DistributedDataParallel.
 
 Each round lets one process join, and kills one, rank 0 too, at a random moment. Each process checks in each step that every
-gradient is the average over members that were there; at the end all that have made a step must have had the same bits after it.
-The delay of a kill is the time from SIGKILL to the end of the first optimizer step that each survivor makes without the victim,
-less an undisturbed step.
+gradient is the average over members that were there; at the end all that have made a step must have had the same bits after
+it. The delay of a kill is the time from SIGKILL to the end of the first optimizer step that each survivor makes without the
+victim, less an undisturbed step.
 """
 
 from __future__ import annotations
@@ -24,10 +22,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+import harness
+from harness import BenchError, Report
 from performers import Performer
 from trainers import Job
 
 FOREVER = 1 << 40
+RANKS = 3
+LIMIT_SECONDS = 60.0
+"""Without a step, it hangs."""
 
 
 class Log:
@@ -46,39 +49,39 @@ class Log:
                     self._read = opened.tell()
                     self.steps.append(json.loads(line))
 
-    def after(self, moment: float, limit: float, size: int = 0) -> list[dict[str, Any]]:
+    def after(self, moment: float, size: int = 0) -> list[dict[str, Any]]:
         """The steps that have ended after a moment, of groups of this size if it is given; at least one."""
         while True:
             self.read()
             found = [step for step in self.steps if step["time"] > moment and size in (0, step["size"])]
             if found:
                 return found
-            if time.monotonic() > moment + limit:
-                raise TimeoutError(f"{self._path.name}: no step has ended for {limit:g} s")
+            if time.monotonic() > moment + LIMIT_SECONDS:
+                raise BenchError(f"{self._path.name}: no step has ended for {LIMIT_SECONDS:g} s")
             time.sleep(0.001)
 
 
-def churn(kills: int, width: int, ranks: int, limit: float, seed: int) -> int:
-    """Runs it and prints what was measured; the number of faults."""
-    chance = random.Random(seed)
+def body(args: argparse.Namespace) -> Report:
+    kills = args.blocks
+    chance = random.Random(args.seed)
     delays: list[float] = []
     undisturbed: list[float] = []
     faults = 0
-    with tempfile.TemporaryDirectory() as folder, Job(Path(folder), width=width, options={"bucket_cap_mb": 1}) as job:
-        alive: list[Performer] = job.start(ranks)
+    with tempfile.TemporaryDirectory() as folder, Job(Path(folder), width=args.width, options={"bucket_cap_mb": 1}) as job:
+        alive: list[Performer] = job.start(RANKS)
         logs = {trainer.number: Log(Path(folder) / f"log {trainer.number}") for trainer in alive}
         masters = job.masters()
         for trainer in alive:
             trainer.tell("train", FOREVER)
-        for number in range(kills):
+        for _ in range(kills):
             begun = time.monotonic()
             fresh = job.join(masters)
             fresh.tell("train", FOREVER)
             alive.append(fresh)
-            logs[fresh.number] = Log(Path(folder) / f"log {fresh.number}")
-            logs[fresh.number].after(begun, limit)
+            log = logs[fresh.number] = Log(Path(folder) / f"log {fresh.number}")
+            log.after(begun)
             settled = time.monotonic()
-            while len(steps := logs[fresh.number].after(settled, limit)) < 6:
+            while len(steps := log.after(settled)) < 6:
                 time.sleep(0.001)
             times = [step["time"] for step in steps]
             usual = statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
@@ -88,40 +91,29 @@ def churn(kills: int, width: int, ranks: int, limit: float, seed: int) -> int:
             killed = time.monotonic()
             victim.signal(signal.SIGKILL)
             for trainer in alive:
-                first = logs[trainer.number].after(killed, limit, len(alive))[0]
+                first = logs[trainer.number].after(killed, len(alive))[0]
                 delays.append(max(0.0, first["time"] - killed - usual))
-            print(
-                f"kill {number + 1}: {len(alive)} go on; the last one after {max(delays[-len(alive) :]) * 1e3:.0f} ms", flush=True
-            )
         settled = time.monotonic()
         for trainer in alive:
-            last = logs[trainer.number].after(settled, limit)[-1]
+            last = logs[trainer.number].after(settled)[-1]
             faults += last["size"] != len(alive) or last["contributors"] != [len(alive)] * len(last["contributors"])
         faults += sum(trainer._pipe.poll(0) for trainer in alive)  # an average was wrong: the check has ended its training
         for trainer in alive:
             trainer.kill()
         made = job.steps()
         faults += list(made) != list(range(len(made)))
-    print(
-        f"{kills} kills and {kills} joins in {len(made)} steps of {ranks} to {ranks + 1} ranks (width {width}, seed {seed}): "
-        f"0 hangs, 0 steps with different bits, {faults} wrong averages or missing steps\n"
-        f"step: median {statistics.median(undisturbed) * 1e3:.0f} ms; from SIGKILL to a survivor's next optimizer step, beyond a "
-        f"step: median {statistics.median(delays) * 1e3:.0f} ms, most {max(delays) * 1e3:.0f} ms"
-    )
-    return faults
+    what = f"{kills} kills and {kills} joins in one run of DDP"
+    figures = [
+        harness.figure(f"{what}: wrong averages, different bits, missing steps", str(faults), "0", faults == 0),
+        harness.figure(f"{what}: the optimizer's next step comes later by", harness.milliseconds(statistics.median(delays))),
+    ]
+    return Report(figures, [{"step s": statistics.median(undisturbed), "steps": len(made), "most s": max(delays)}])
 
 
-def main() -> None:
-    """Reads the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50, help="and joins")
-    parser.add_argument("--width", type=int, default=256, help="of the layers: about 4 * width² bytes of gradients")
-    parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=60, help="seconds without a step that count as a hang")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    options = parser.parse_args()
-    sys.exit(1 if churn(options.kills, options.width, options.ranks, options.limit, options.seed) else 0)
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--width", type=int, default=512, help="of the layers: about 4 * width² bytes of gradients [512]")
+    parser.add_argument("--seed", type=int, default=11)
 
 
 if __name__ == "__main__":
-    main()
+    harness.measure(body, 50, options)

@@ -212,6 +212,7 @@ def load(path: Path) -> dict[str, Line]:
     }
 
 
+BYTES = "MB sent per peer (logarithmic)"
 HIGHEST_LOSS = 2.2
 """Of the plot by time: all methods are below soon."""
 
@@ -266,8 +267,14 @@ def main() -> int:
     parser.add_argument("--model", default="--width 128 --layers 4", help="options of examples/diloco.py, of the model")
     parser.add_argument("--churn", action=argparse.BooleanOptionalAction, default=True, help="a kill and a join in the middle")
     parser.add_argument("--small", action="store_true", help="few steps of a tiny model, to see that it works")
+    parser.add_argument(
+        "--draw", action="store_true", help="draw the picture of docs/diloco-results.md from bench/diloco.json alone"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "diloco", help="folder for what is written")
     arguments = parser.parse_args()
+    if arguments.draw:
+        draw(load(ROOT / "bench" / "diloco.json"), "sent", BYTES, ROOT / "docs" / "images" / "diloco_by_bytes.png")
+        return 0
     if arguments.small:
         arguments.steps, arguments.sync_every, arguments.model = 60, 10, "--width 16 --layers 1 --batch 4"
     run = Run(
@@ -288,7 +295,7 @@ def main() -> int:
         store(results, {**where, "load_after": os.getloadavg()[0]}, arguments.out / "diloco.json")
     text = table(results)
     (arguments.out / "diloco.md").write_text(text)
-    draw(results, "sent", "MB sent per peer (logarithmic)", arguments.out / "loss_by_bytes.png")
+    draw(results, "sent", BYTES, arguments.out / "loss_by_bytes.png")
     draw(results, "seconds", f"seconds, links of {arguments.megabits:g} Mbit/s", arguments.out / "loss_by_time.png")
     print(text)
     return 0

@@ -1,7 +1,15 @@
-"""What DiLoCo costs: bytes, time that AsyncDiLoCo does not hide, and its calls in inner steps. Needs root."""
+"""Backs "DiLoCo" of docs/benchmarks.md: bytes of DiLoCo, and the time that AsyncDiLoCo does not hide. Needs root.
+
+Bytes: three peers on one host, one outer step of DiLoCo with `sync_every=100`, checks of parity left out, against 100 reduces
+of all gradients in fp32. Hiding: two peers in two network namespaces whose links are limited by tc tbf; the inner steps are
+training steps on one core per peer. In each block as many as make the reduce take 80 % of their time are made alone, with
+AsyncDiLoCo, alone again, and with DiLoCo, three rounds each; the times of the slower peer, and the median over the blocks of
+the ratio to those alone. Overhead: a call of `step()` that makes no outer step, the median of blocks of 10,000.
+"""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -9,16 +17,10 @@ from typing import Any
 
 import harness
 import methods
-from harness import Master, Peer, Row
+from harness import Master, Peer, Report, Row
 from netlab import Lab, fleet_at
 
 import pccl
-
-METHOD = """Bytes: three peers on one host, one outer step of DiLoCo with `sync_every=100`, checks of parity left out, against 100
-reduces of all gradients in fp32. Hiding: two peers in two network namespaces whose links are limited by tc tbf; the inner steps
-are training steps on one core per peer. In each block as many as make the reduce take 80 % of their time are made alone, with
-AsyncDiLoCo, alone again, and with DiLoCo, three rounds each; the times of the slower peer, and the median over the blocks of the
-ratio to those alone. Overhead: a call of `step()` that makes no outer step, the median of blocks of 10,000."""
 
 EVERY = 100
 """Inner steps of an outer step whose bytes are counted."""
@@ -29,8 +31,7 @@ FEWER = {"none": 100, "int8": 390, "int4": 760, "e3m0": 760, "sparse": 5000}
 SHARE = 0.8
 """Of the inner steps' time that the reduce takes."""
 
-STEP_SECONDS = 0.020
-"""A short inner step."""
+MEGABITS = 100
 
 BLOCK_ROUNDS = 3
 
@@ -156,53 +157,38 @@ def time_step(peer: Peer, address: str, blocks: int) -> float:
         return statistics.median(timed(lambda: [diloco.step() for _ in range(10_000)], blocks, peer)) / 10_000
 
 
-def run() -> None:
-    parser = harness.parser(__doc__, blocks=7)
-    parser.add_argument("--width", type=int, default=768, help="of the four layers of the model whose reduce is to be hidden")
-    parser.add_argument("--megabits", type=float, default=100, help="rate of the link of each peer")
-    args = parser.parse_args()
-    where = harness.machine()
-    rows: list[Row] = []
-    bars: list[Row] = []
-
+def body(args: argparse.Namespace) -> Report:
+    width = 256 if args.quick else 768
+    figures: list[Row] = []
     with Master() as master, harness.Fleet(count_bytes, 3, address=master.address) as fleet:
         sent = fleet.results()[0]
     for compression, fewer in FEWER.items():
         ratio = EVERY * sent["gradients"] / sent[compression]
-        rows.append(
-            {"what": f"bytes of data parallelism over those of DiLoCo, compression {compression}", "value": ratio, "unit": "x"}
-        )
-        bars.append(harness.ratio_bar(f"bytes, H = {EVERY}, 3 peers, compression {compression}", 0.95 * fewer, ratio))
-
+        what = f"bytes of data parallelism over those of DiLoCo, `sync_every={EVERY}`, compression {compression}"
+        figures.append(harness.figure(what, f"{ratio:.0f} x", f"{0.95 * fewer:.0f} x", ratio >= 0.95 * fewer))
     with Master() as master, harness.Fleet(time_step, 1, address=master.address, blocks=args.blocks) as fleet:
         overhead = fleet.results()[0]
-    rows.append({"what": "step() without an outer step", "value": overhead * 1e6, "unit": "µs"})
-    share = overhead / STEP_SECONDS
-    bars.append(harness.bar("step() in an inner step of 20 ms", "below 1 %", f"{share:.4%}", share < 0.01))
-
+    figures.append(
+        harness.figure("a call of `step()` that makes no outer step", f"{overhead * 1e6:.2g} us", "200 us", overhead < 2e-4)
+    )
     with Lab() as lab:
         places = lab.pair()
         for place in places:
-            lab.limit(place, args.megabits)
+            lab.limit(place, MEGABITS)
         home = places[0]
         with (
             Master(home.address, home.namespace) as other,
-            fleet_at(places, hide, other=other.address, blocks=args.blocks, width=args.width) as fleet,
+            fleet_at(places, hide, other=other.address, blocks=args.blocks, width=width) as fleet,
         ):
-            reduce_seconds, counts, rounds = fleet.results()[0]
-    rows.append({"what": f"the reduce, {args.megabits:g} Mbit/s", "value": reduce_seconds * 1e3, "unit": "ms"})
+            _, _, rounds = fleet.results()[0]
+    alone = rounds.pop("inner steps alone")
     for name, seconds in rounds.items():
-        what = f"an outer step of {min(counts)} to {max(counts)} inner steps, {name}"
-        rows.append({"what": what, "value": statistics.median(seconds) * 1e3, "unit": "ms"})
-    pairs = zip(rounds["AsyncDiLoCo"], rounds["inner steps alone"], strict=True)
-    ratios = [hidden / alone for hidden, alone in pairs]
-    what = f"AsyncDiLoCo over inner steps alone: median of blocks from {min(ratios):.2f} to {max(ratios):.2f}"
-    rows.append({"what": what, "value": statistics.median(ratios), "unit": "x"})
-    slower = statistics.median(ratios) - 1
-    what = f"AsyncDiLoCo, {args.megabits:g} Mbit/s, the reduce {SHARE:.0%} of the inner steps, against inner steps alone"
-    bars.append(harness.bar(what, "at most 5 % slower", f"{slower:+.1%}", slower <= 0.05))
-    harness.report(args, "diloco_costs", METHOD, where, rows, bars)
+        slower = statistics.median(one / other for one, other in zip(seconds, alone, strict=True)) - 1
+        bar = "5 %" if name == "AsyncDiLoCo" else ""
+        what = f"{name}, the reduce {SHARE:.0%} of the inner steps: longer than these alone by"
+        figures.append(harness.figure(what, f"{slower:.1%}", bar, not bar or slower <= 0.05))
+    return Report(figures)
 
 
 if __name__ == "__main__":
-    harness.main(run)
+    harness.measure(body, 7)

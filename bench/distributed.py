@@ -1,21 +1,24 @@
-"""torch.distributed on the backend "pccl" against gloo: collectives, DDP's steps, new_group.
+"""Backs "Under torch.distributed, against gloo" of docs/benchmarks.md: collectives, buckets and steps of DDP by pccl and gloo.
 
-All groups are made in the same processes and measured in turn. pccl is measured twice: as it is, when processes on one host may
-share memory, and by TCP alone, as between hosts; and in strict mode, to see what going on after a loss costs.
+All groups are made in the same processes, and methods take turns block by block on loopback, each process with one thread for
+its arithmetic. pccl is measured as it is, when processes on one host share memory; by TCP alone, as between hosts; and in
+strict mode, to see what continuing after a loss costs. A size is that of the larger tensor of a call. `step` is forward,
+backward with DDP's reduce in buckets of 25 MiB, and an SGD step of a perceptron of 30 million fp32 parameters; `reduce` is
+its buckets alone, begun together. Communication is a step's time beyond that of the same step whose hook reduces nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import harness
 import methods
-from harness import KIB, MIB, Peer, Row
+from harness import KIB, MIB, Peer, Report, Row
 
 from pccl.lab.ports import free_ports
 
@@ -25,15 +28,8 @@ BYTES_PER_BLOCK = 4 * MIB
 CALLS_PER_BLOCK = 100
 HIDDEN, LAYERS, BATCH = 2740, 4, 64
 """A perceptron of 30 million parameters."""
-BY_TCP, STRICT = "pccl by TCP", "pccl, strict"
-ALONE, SILENT = "alone", "DDP without a reduce"
+BY_TCP, STRICT, SILENT = "pccl by TCP", "pccl, strict", "DDP without a reduce"
 BARS = {"pccl": 1.5, BY_TCP: 1.1}
-
-METHOD = """Methods in turn block by block on loopback, each process with one thread for its arithmetic; median over blocks of
-the slowest process; a size is that of the larger tensor of a call; `step` is forward, backward with DDP's reduce in 25 MiB
-buckets, and an SGD step of a perceptron of 30 million fp32 parameters, `reduce` its gradients in the same buckets alone, begun
-together; `communication` is a step's time beyond that of the same step whose hook reduces nothing, in which DDP copies
-gradients to its buckets and back as well; `alone` is without DDP."""
 
 
 def make_groups(peer: Peer, masters: dict[str, str], gloo_port: int) -> dict[str, Any]:
@@ -68,7 +64,7 @@ def collectives(dist: Any, group: Any, size: int, world: int) -> dict[str, Calla
 
 
 def worker(
-    peer: Peer, masters: dict[str, str], gloo_port: int, sizes: list[int], blocks: int, ddp: bool
+    peer: Peer, masters: dict[str, str], gloo_port: int, sizes: list[int], blocks: int
 ) -> list[tuple[str, int, harness.Samples]]:
     import torch.distributed as dist
 
@@ -82,9 +78,7 @@ def worker(
             timed.append((call, size, harness.alternate(peer, calls, blocks, per_block)))
     calls = {name: functools.partial(dist.barrier, group=group) for name, group in groups.items()}
     timed.append(("barrier", 0, harness.alternate(peer, calls, blocks, CALLS_PER_BLOCK)))
-    if ddp:
-        timed += ddp_steps(peer, groups, blocks)
-    timed.append(("new_group", 0, new_groups(peer, blocks)))
+    timed += ddp_steps(peer, groups, blocks)
     peer.barrier.wait()
     return timed
 
@@ -117,8 +111,7 @@ def ddp_steps(peer: Peer, groups: dict[str, Any], blocks: int) -> list[tuple[str
     silent = DistributedDataParallel(model(), process_group=groups["gloo"])
     silent.register_comm_hook(None, lambda _, bucket: no_reduce(bucket))
     steps[SILENT] = step_of(silent)
-    steps[ALONE] = step_of(model())
-    alone = harness.alternate(peer, steps, blocks)
+    whole = harness.alternate(peer, steps, blocks)
     gradients = sum(parameter.numel() for parameter in model().parameters())
     buckets = torch.zeros(gradients).split(25 * MIB // 4)
 
@@ -127,7 +120,7 @@ def ddp_steps(peer: Peer, groups: dict[str, Any], blocks: int) -> list[tuple[str
             work.wait()
 
     reduces = {name: functools.partial(reduce, group) for name, group in groups.items()}
-    return [("step", 4 * gradients, alone), ("reduce", 4 * gradients, harness.alternate(peer, reduces, blocks))]
+    return [("step", 4 * gradients, whole), ("reduce", 4 * gradients, harness.alternate(peer, reduces, blocks))]
 
 
 def no_reduce(bucket: Any) -> Any:
@@ -139,39 +132,13 @@ def no_reduce(bucket: Any) -> Any:
     return future
 
 
-def new_groups(peer: Peer, blocks: int) -> harness.Samples:
-    """Of torch's whole function: most of it is torch's own."""
-    import torch.distributed as dist
-
-    from pccl.distributed import _group
-
-    samples: harness.Samples = {name: [] for name in ("gloo", "pccl")}
-    above = next(group for group in dist.distributed_c10d._world.pg_map if isinstance(group, _group.ProcessGroup))
-    for _ in range(blocks):
-        for name in samples:
-            peer.barrier.wait()
-            start, cpu = time.perf_counter(), time.process_time()
-            if name == "gloo":
-                group = dist.new_group(list(range(peer.world)))
-                dist.destroy_process_group(group)
-            else:
-                above.subgroup(above.get_group_store(), list(range(peer.world)), dist.default_pg_timeout)
-            samples[name].append(harness.Sample(time.perf_counter() - start, time.process_time() - cpu))
-    return samples
-
-
-def run() -> None:
-    parser = harness.parser(__doc__, blocks=11)
-    parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of processes")
-    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, metavar="BYTES", help="tensor sizes")
-    parser.add_argument("--no-ddp", action="store_true", help="leave DDP out")
-    harness.add_pin(parser)
-    args = parser.parse_args()
-    where = harness.machine()
+def body(args: argparse.Namespace) -> Report:
+    if args.quick:
+        args.worlds, args.sizes = [2], [MIB]
     rows: list[Row] = []
     bars: list[Row] = []
+    table: dict[str, Row] = {}
     for world in args.worlds:
-        (gloo_port,) = free_ports(1)
         with (
             harness.Master() as usual,
             harness.Master() as by_tcp,
@@ -180,47 +147,48 @@ def run() -> None:
                 worker,
                 world,
                 masters={"pccl": usual.address, BY_TCP: by_tcp.address, STRICT: strict.address},
-                gloo_port=gloo_port,
+                gloo_port=free_ports(1)[0],
                 sizes=args.sizes,
                 blocks=args.blocks,
-                ddp=not args.no_ddp,
                 pin=args.pin,
                 realtime=args.realtime,
             ) as fleet,
         ):
             by_rank = fleet.results()
         for index, (call, size, _) in enumerate(by_rank[0]):
-            add_rows(rows, bars, world, call, size, [rank[index][2] for rank in by_rank])
-    harness.report(args, "distributed", METHOD, where, rows, bars)
+            what = f"{call}, {harness.size_text(size)}" if size else call
+            samples = [rank[index][2] for rank in by_rank]
+            times = {name: statistics.median(values) for name, values in harness.slowest(samples).items()}
+            costs = harness.spent(samples)
+            for name, seconds in times.items():
+                cpu = {"CPU ms": statistics.median(costs[name]) * 1e3}
+                rows.append({"ranks": world, "call": what, "method": name, "ms": seconds * 1e3} | cpu)
+            row = table.setdefault(what, {"times gloo": what})
+            for name, title in (("pccl", "by memory"), (BY_TCP, "by TCP")):
+                if name in times:
+                    row[f"{world} ranks, {title}"] = f"{times['gloo'] / times[name]:.2f} x"
+            bars += bars_of(world, what, size, times)
+    return Report([*table.values()], rows, bars)
 
 
-def add_rows(rows: list[Row], bars: list[Row], world: int, call: str, size: int, by_rank: list[harness.Samples]) -> None:
-    walls, spent = harness.slowest(by_rank), harness.spent(by_rank)
-    times = {name: statistics.median(values) for name, values in walls.items()}
-    gloo = times["gloo"]
-    what = f"{world} processes, {call}{f' {harness.size_text(size)}' if size else ''}"
-    for name, seconds in times.items():
-        row: Row = {"processes": world, "call": call, "size": harness.size_text(size) if size else "", "method": name}
-        row |= {"median_ms": seconds * 1e3, "x gloo": gloo / seconds}
-        row |= harness.costs(name, walls, spent, size) if size else {}
-        if SILENT in times and name not in (SILENT, ALONE):
-            row["communication_ms"] = (seconds - times[SILENT]) * 1e3
-        rows.append(row)
-        if name not in BARS:
-            continue
-        if call == "new_group":
-            bars.append(harness.bar(what, "under 5 ms", f"{seconds * 1e3:.2f} ms", seconds < 0.005))
-        elif call == "step":
-            spared = (gloo - times[SILENT]) / max(seconds - times[SILENT], 1e-9)
-            bars.append(harness.ratio_bar(f"{what}, {name}, communication against gloo's", BARS[name], spared))
-            bars.append(harness.ratio_bar(f"{what}, {name}, the whole against gloo's", 1.0, gloo / seconds))
-        else:
-            least = BARS[name] if size >= LARGE else 1.0
-            bars.append(harness.ratio_bar(f"{what}, {name}, against gloo", least, gloo / seconds))
-    if call == "step":
-        ratio = times["pccl"] / times[STRICT]
-        bars.append(harness.bar(f"{what}, elastic against strict", "at most 1.03 x", f"{ratio:.3f} x", ratio <= 1.03))
+def bars_of(world: int, what: str, size: int, times: dict[str, float]) -> list[Row]:
+    what, gloo = f"torch.distributed, {world} ranks, {what}", times["gloo"]
+    if SILENT not in times:
+        least = BARS if size >= LARGE else dict.fromkeys(BARS, 1.0)
+        return [harness.ratio(f"{what}, {name}", least[name], gloo / times[name]) for name in BARS if name in times]
+    made = [harness.ratio(f"{what}, {name}", 1.0, gloo / times[name]) for name in BARS]
+    for name in BARS:
+        spared = (gloo - times[SILENT]) / max(times[name] - times[SILENT], 1e-9)
+        made.append(harness.ratio(f"{what}, {name}, its communication", BARS[name], spared))
+    elastic = times["pccl"] / times[STRICT]
+    return [*made, harness.figure(f"{what}, elastic over strict", f"{elastic:.3f} x", "1.03 x", elastic <= 1.03)]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of ranks")
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, metavar="BYTES", help="tensor sizes")
+    harness.add_pin(parser)
 
 
 if __name__ == "__main__":
-    harness.main(run)
+    harness.measure(body, 11, options)

@@ -155,6 +155,19 @@ class Fleet:
         for rank in range(self._world):
             self.send(rank, message)
 
+    def begin(self, word: str, *arguments: Any, ranks: Sequence[int] | None = None) -> None:
+        """Gives an order to workers that `serve`: to all, or to `ranks`."""
+        for rank in range(self._world) if ranks is None else ranks:
+            self.send(rank, (word, *arguments))
+
+    def end(self, ranks: Sequence[int] | None = None) -> list[Any]:
+        """The answers of all workers, or of `ranks`, to the order before."""
+        return self.results() if ranks is None else [self.receive(rank) for rank in ranks]
+
+    def ask(self, word: str, *arguments: Any, ranks: Sequence[int] | None = None) -> list[Any]:
+        self.begin(word, *arguments, ranks=ranks)
+        return self.end(ranks)
+
     def receive(self, rank: int, timeout: float = LIMIT_SECONDS) -> Any:
         if not self._pipes[rank].poll(timeout):
             raise BenchError(f"peer {rank} has said nothing for {timeout:.0f} s")
@@ -203,12 +216,19 @@ def order(peer: Peer) -> Any:
     return peer.pipe.recv()[1]
 
 
+def serve(peer: Peer, actor: object) -> None:
+    """Carries out the orders of a fleet's `ask`: calls the method that an order names, and tells what it returned."""
+    while True:
+        word, *arguments = order(peer)
+        tell(peer, getattr(actor, word)(*arguments))
+
+
 class Master:
     """`pccl_master` in a process of its own, with these keys if any; `address` is where peers find it."""
 
-    def __init__(self, host: str = "127.0.0.1", namespace: str | None = None, keys: Path | None = None) -> None:
+    def __init__(self, host: str = "127.0.0.1", namespace: str | None = None, keys: Path | None = None, port: int = 0) -> None:
         # The working directory, which -P leaves out, may hold sources without the library.
-        command = [sys.executable, "-P", "-m", "pccl.master", "--listen-address", f"{host}:0"]
+        command = [sys.executable, "-P", "-m", "pccl.master", "--listen-address", f"{host}:{port}"]
         if namespace is not None:
             command = ["ip", "netns", "exec", namespace, *command]
         environment = {**os.environ, **({"PCCL_KEYS": str(keys)} if keys else {})}
@@ -224,6 +244,10 @@ class Master:
         """User and system time it has used so far."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         self._process.terminate()
@@ -373,12 +397,61 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 # ---- the report ----
 
 
-def parser(text: str, blocks: int = 15) -> argparse.ArgumentParser:
-    """Arguments that every benchmark takes."""
-    made = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    made.add_argument("--blocks", type=int, default=blocks, help="timed blocks of each method; the median is given")
-    made.add_argument("--json", metavar="FILE", help="write the report there as JSON; - writes it, and nothing else, to stdout")
-    return made
+class Report(NamedTuple):
+    """What a benchmark returns."""
+
+    figures: list[Row]  # the rows of its table in the page
+    rows: Sequence[Row] = ()  # all that was measured, for --json and the terminal
+    bars: Sequence[Row] = ()  # figures that the table does not have as they are, with their bars
+
+
+def figure(what: str, measured: str, bar: str = "", reached: bool = True) -> Row:
+    """Returns a row of the page. `bar` is what was aimed at, if anything."""
+    return {"what": what, "measured": measured, "bar": bar} | ({} if reached else {"missed": True})
+
+
+def ratio(what: str, least: float, value: float) -> Row:
+    """Returns the figure of a ratio that should be `least` or more."""
+    return figure(what, f"{value:.2f} x", f"{least:g} x", value >= least)
+
+
+def measure(
+    body: Callable[[argparse.Namespace], Report],
+    blocks: int = 15,
+    options: Callable[[argparse.ArgumentParser], object] = lambda _: None,
+) -> None:
+    """Runs the benchmark that is the main program; its docstring says what it measures, and how.
+
+    `blocks` is the default of --blocks, and `options` adds further options. With --quick `blocks` is 2, and `body` measures as
+    little as shows that it works.
+    """
+    text = sys.modules["__main__"].__doc__
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--blocks", type=int, default=blocks, help=f"timed blocks of each method; the median counts [{blocks}]")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write there what was measured")
+    made.add_argument("--quick", action="store_true", help="as little as shows that the program works")
+    options(made)
+    args = made.parse_args()
+    if args.quick:
+        args.blocks = 2
+
+    def run() -> None:
+        where = machine()
+        _report(args, where, body(args))
+
+    main(run)
+
+
+def _report(args: argparse.Namespace, where: Row, report: Report) -> None:
+    where = {**where, "load_after": os.getloadavg()[0]}
+    text = f"{where['cpu']}, {where['cores']} cores, {where['date'][:10]}, load {where['load_before']:.1f}"
+    for rows in (report.rows, report.figures, report.bars):
+        print_table(rows)
+        print()
+    print(", ".join(f"{key} {value}" for key, value in where.items()))
+    if args.json:
+        told = report._asdict() | {"where": text, "machine": where}
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def machine() -> Row:
@@ -426,33 +499,7 @@ def _version(package: str) -> str:
         return "none"
 
 
-def bar(what: str, wanted: str, measured: str, reached: bool) -> Row:
-    """One line of the table in bench/results.md."""
-    return {"what": what, "bar": wanted, "measured": measured, "reached": reached}
-
-
-def ratio_bar(what: str, least: float, ratio: float) -> Row:
-    return bar(what, f"at least {least:g} x", f"{ratio:.2f} x", ratio >= least)
-
-
-def report(args: argparse.Namespace, name: str, method: str, where: Row, rows: list[Row], bars: list[Row]) -> None:
-    """Prints the report, and writes it to where --json says."""
-    where = {**where, "load_after": os.getloadavg()[0]}
-    made = {"benchmark": name, "method": " ".join(method.split()), "machine": where, "rows": rows, "bars": bars}
-    if args.json == "-":
-        print(json.dumps(made, indent=1))
-        return
-    print(f"{name}: {made['method']}")
-    print(", ".join(f"{key} {value}" for key, value in where.items()), end="\n\n")
-    print_table(rows)
-    if bars:
-        print()
-        print_table([{**line, "reached": "yes" if line["reached"] else "NO"} for line in bars])
-    if args.json:
-        Path(args.json).write_text(json.dumps(made, indent=1) + "\n")
-
-
-def print_table(rows: list[Row]) -> None:
+def print_table(rows: Sequence[Row]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [columns] + [[_cell(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
@@ -464,8 +511,16 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"
+
+
 def size_text(size: int) -> str:
     return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
+
+
+def known_congestion_controls() -> list[str]:
+    return Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
 
 
 def main(run: Callable[[], None]) -> None:

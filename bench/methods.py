@@ -1,4 +1,4 @@
-"""The ways to move and sum tensors that are compared: pccl, torch's gloo, the floor, and bare TCP."""
+"""The ways to move and sum tensors that are compared: pccl, torch's gloo, the floor, and plain TCP."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import contextlib
 import ctypes
 import mmap
 import os
-import select
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import harness
-from bare_tcp import BareTcp, congestion_here
 from harness import MIB, Peer
 
 import pccl
@@ -71,16 +70,6 @@ def update(comm: pccl.Communicator) -> None:
     comm.update_topology()
 
 
-def descriptors() -> list[str]:
-    """Those of this process, for `congestion_since`."""
-    return os.listdir("/proc/self/fd")
-
-
-def congestion_since(before: list[str]) -> str:
-    """The congestion control of the TCP connections made since."""
-    return " ".join(congestion_here(without=before)) or "-"
-
-
 def join_gloo(peer: Peer, port: int, host: str = "127.0.0.1", interface: str = "lo") -> Any:
     """torch.distributed with one process group over gloo; rank 0 lives at `host`."""
     import torch
@@ -122,13 +111,43 @@ def _floor(library: Path) -> ctypes.CDLL:
     return loaded
 
 
+def _ring(rank: int, ports: Sequence[int]) -> tuple[socket.socket, socket.socket]:
+    """Returns connections with Reno, from the predecessor and to the successor. All peers call this at about the same time."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # what it accepts begins with the same
+        listener.bind(("127.0.0.1", ports[rank]))
+        listener.listen()
+        out = _dial(("127.0.0.1", ports[(rank + 1) % len(ports)]))
+        into, _ = listener.accept()
+    for one in (into, out):
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        one.setblocking(False)
+    return into, out
+
+
+def _dial(address: tuple[str, int]) -> socket.socket:
+    end = time.monotonic() + 60
+    while True:
+        made = socket.socket()
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        try:
+            made.connect(address)
+            return made
+        except ConnectionRefusedError:
+            made.close()
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+
+
 class Floor:
     """The floor under an all-reduce (bench/floor.c): this peer's part, in its own process and on its own tensors."""
 
     def __init__(self, peer: Peer, plan: FloorPlan) -> None:
         self._place = peer.rank, peer.world
         self._library = _floor(plan.library)
-        self._ring = BareTcp(peer.rank, plan.ports, "reno")
+        self._ring = _ring(peer.rank, plan.ports)
         with open(plan.memory, "r+b") as memory:
             self._memory = mmap.mmap(memory.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._slots = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -138,7 +157,7 @@ class Floor:
         arrays = source.data_ptr(), target.data_ptr(), source.numel()
 
         def by_tcp() -> None:
-            if self._library.floor_tcp(*self._ring.descriptors, *self._place, *arrays) != 0:
+            if self._library.floor_tcp(*(one.fileno() for one in self._ring), *self._place, *arrays) != 0:
                 raise harness.BenchError("a connection of the floor has failed")
 
         def by_slots() -> None:
@@ -147,46 +166,36 @@ class Floor:
         return {harness.FLOORS[True]: by_tcp, harness.FLOORS[False]: by_slots}
 
 
-class RawTcp:
-    """Two peers send each other the same number of bytes at once, and do nothing with them: the ceiling for two peers."""
+# ---- plain TCP ----
 
-    PIECE = MIB // 4
-    SCRATCH = MIB  # what was received stays in the cache
+LANES = 4
 
-    def __init__(self, peer: Peer, port: int, host: str = "127.0.0.1") -> None:
-        if peer.rank == 0:
-            with socket.create_server((host, port)) as listener:
-                peer.barrier.wait()
-                self._socket, _ = listener.accept()
-        else:
+
+def plain_tcp(peer: Peer, size: int, port: int) -> None:
+    """A worker: rank 0 sends `size` bytes to rank 1 over LANES connections, at each order once; both tell the seconds."""
+    part = size // LANES
+    memory = [memoryview(bytearray(os.urandom(MIB) * -(-part // MIB)))[:part] for _ in range(LANES)]
+    if peer.rank == 1:
+        with socket.create_server(("127.0.0.1", port), backlog=LANES) as listener:
             peer.barrier.wait()
-            self._socket = socket.create_connection((host, port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setblocking(False)
-        self._scratch = memoryview(bytearray(self.SCRATCH))
-        self._poll = select.poll()
+            ends = [listener.accept()[0] for _ in range(LANES)]
+    else:
+        peer.barrier.wait()
+        ends = [socket.create_connection(("127.0.0.1", port)) for _ in range(LANES)]
 
-    def exchange(self, data: memoryview) -> None:
-        sent = received = 0
-        while sent < len(data) or received < len(data):
-            moved = 0
-            if sent < len(data):
-                moved = self._attempt(self._socket.send, data[sent : sent + self.PIECE])
-                sent += moved
-            if received < len(data):
-                at = received % self.SCRATCH
-                end = min(at + self.PIECE, self.SCRATCH, at + len(data) - received)
-                got = self._attempt(self._socket.recv_into, self._scratch[at:end])
-                received += got
-                moved += got
-            if moved == 0:
-                wanted = (select.POLLOUT if sent < len(data) else 0) | (select.POLLIN if received < len(data) else 0)
-                self._poll.register(self._socket, wanted)
-                self._poll.poll()
+    def receive(end: socket.socket, into: memoryview) -> None:
+        got = 0
+        while got < len(into):
+            got += end.recv_into(into[got : got + MIB])
 
-    @staticmethod
-    def _attempt(call: Any, buffer: memoryview) -> int:
-        try:
-            return int(call(buffer))
-        except BlockingIOError:
-            return 0
+    while True:
+        harness.order(peer)
+        peer.barrier.wait()
+        start = time.perf_counter()
+        act = receive if peer.rank == 1 else socket.socket.sendall
+        threads = [threading.Thread(target=act, args=pair) for pair in zip(ends, memory, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        harness.tell(peer, time.perf_counter() - start)

@@ -21,7 +21,6 @@ from typing import Any, Self
 from harness import ROOT, BenchError, Fleet, Master, require_program
 
 NETWORK = "10.213.0"
-SECOND_NETWORK = "10.213.1"
 TBF_BURST_BYTES = 128 * 1024
 TBF_LATENCY_MS = 50
 
@@ -70,7 +69,6 @@ class Lab:
         self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"
         self._namespaces: list[str] = []
         self._emulators: dict[Pair, subprocess.Popen[str]] = {}
-        self._routers: dict[Pair, tuple[str, str]] = {}
 
     def pair(self) -> tuple[Place, Place]:
         """Two namespaces joined by a veth pair."""
@@ -79,17 +77,6 @@ class Lab:
         for place in (one, two):
             self._address(place)
         return one, two
-
-    def second_cards(self, one: Place, two: Place) -> tuple[Place, Place]:
-        """Another veth pair between two namespaces, in a network of its own."""
-        cards = [
-            Place(namespace=place.namespace, device=f"w{self._mark}{side}", address=f"{SECOND_NETWORK}.{side}")
-            for side, place in enumerate((one, two), start=1)
-        ]
-        run(f"ip -n {one.namespace} link add {cards[0].device} type veth peer name {cards[1].device} netns {two.namespace}")
-        for card in cards:
-            self._address(card)
-        return cards[0], cards[1]
 
     def long_pair(self, link: Link, seed: int = 1) -> tuple[Place, Place]:
         """Two namespaces joined by the emulator of a long link (bench/wan)."""
@@ -107,7 +94,7 @@ class Lab:
         places = []
         for site, size in enumerate(sizes):
             router = self._namespace(f"r{site}")
-            self.forward(router)
+            run(f"ip netns exec {router} sysctl -qw net.ipv4.ip_forward=1")
             run(f"ip -n {router} link add hub type bridge")
             run(f"ip -n {router} addr add 10.214.{site}.1/24 dev hub")
             run(f"ip -n {router} link set hub up")
@@ -128,7 +115,6 @@ class Lab:
                 self._emulate((a, b), links if isinstance(links, Link) else links[a, b], ends[0][2], ends[1][2], seed=1)
                 for here, there, device in ends:
                     router = f"pccl-{self._mark}-r{here}"
-                    self._routers[here, there] = router, device
                     run(f"ip link set {device} netns {router}")
                     run(f"ip -n {router} link set {device} mtu 1500 txqueuelen 20000 up")
                     run(f"ip -n {router} route add 10.214.{there}.0/24 dev {device}")
@@ -142,28 +128,15 @@ class Lab:
             print(f"{way} {link.megabits} {link.loss}", file=emulated.stdin, flush=True)
             hear(emulated, "ok")
 
-    def ends(self) -> dict[Pair, tuple[str, str]]:
-        """Between sites: from which to which, and the namespace and the device where what went that way arrives."""
-        return {(there, here): end for (here, there), end in self._routers.items()}
-
-    def forward(self, namespace: str) -> None:
-        run(f"ip netns exec {namespace} sysctl -qw net.ipv4.ip_forward=1")
-
     def star(self, count: int) -> list[Place]:
         """Namespaces joined by a bridge, which lives in one more of them."""
-        hub = f"pccl-{self._mark}-hub"
-        run(f"ip netns add {hub}")
-        self._namespaces.append(hub)
+        hub = self._namespace("hub")
         run(f"ip -n {hub} link add hub type bridge")
         run(f"ip -n {hub} link set hub up")
         places = []
         for index in range(count):
-            place = Place(
-                namespace=f"pccl-{self._mark}-{index}", device=f"v{self._mark}{index}", address=f"{NETWORK}.{index + 1}"
-            )
-            run(f"ip netns add {place.namespace}")
-            self._namespaces.append(place.namespace)
-            run(f"ip -n {place.namespace} link set lo up")
+            namespace = self._namespace(str(index))
+            place = Place(namespace=namespace, device=f"v{self._mark}{index}", address=f"{NETWORK}.{index + 1}")
             run(f"ip -n {place.namespace} link add {place.device} type veth peer name p{index} netns {hub}")
             run(f"ip -n {hub} link set p{index} master hub up")
             self._address(place)
@@ -186,7 +159,7 @@ class Lab:
     def _emulate(self, between: Pair, link: Link, one: str, two: str, seed: int) -> None:
         """Makes two devices that the emulator joins."""
         command = [
-            str(emulator()),
+            str(built("wan")),
             *("--rate-mbit", str(link.megabits), "--delay-us", str(int(link.delay_ms * 1e3)), "--loss", str(link.loss)),
             *("--queue-bytes", str(link.queue_bytes), "--seed", str(seed)),
             *(("--exact",) if link.exact else ()),
@@ -206,10 +179,7 @@ class Lab:
     def _places(self, kind: str) -> tuple[Place, Place]:
         made = []
         for index, side in enumerate("ab"):
-            namespace = f"pccl-{self._mark}-{side}"
-            run(f"ip netns add {namespace}")
-            self._namespaces.append(namespace)
-            run(f"ip -n {namespace} link set lo up")
+            namespace = self._namespace(side)
             made.append(Place(namespace=namespace, device=f"{kind}{self._mark}{side}", address=f"{NETWORK}.{index + 1}"))
         return made[0], made[1]
 
@@ -237,6 +207,40 @@ class Lab:
         self.close()
 
 
+class Switch(Lab):
+    """Namespaces around the emulated switch of bench/switch, each with a line of 1 ms to and from it."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        super().__init__()
+        program = built("switch", "command", "link", "packet", "queue")
+        devices = [f"s{self._mark}{index}" for index in range(count)]
+        command = [str(program), "--delay-us", "1000", "--queue-bytes", "500000", "--seed", str(seed), *devices]
+        self._switch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        hear(self._switch, "ready")
+        self.places = [self._join(index, device) for index, device in enumerate(devices)]
+
+    def _join(self, index: int, device: str) -> Place:
+        namespace = self._namespace(str(index))
+        run(f"ip link set {device} netns {namespace}")
+        place = Place(namespace=namespace, device=device, address=f"{NETWORK}.{index + 1}")
+        self._address(place)
+        return place
+
+    def tell(self, command: str) -> None:
+        """See bench/switch/switch.c."""
+        assert self._switch.stdin is not None
+        print(command, file=self._switch.stdin, flush=True)
+        hear(self._switch, "ok")
+
+    def close(self) -> str:
+        self._switch.kill()
+        self._switch.wait()
+        return super().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+
 def hear(emulated: subprocess.Popen[str], word: str) -> None:
     """Waits for the next line of an emulator, which has to be that."""
     assert emulated.stdout is not None
@@ -244,15 +248,15 @@ def hear(emulated: subprocess.Popen[str], word: str) -> None:
         raise BenchError(f"the emulator of a link said {line!r} in place of {word!r}")
 
 
-def emulator() -> Path:
-    """The emulator, built when it is not there or older than its source."""
-    folder = ROOT / "bench" / "wan"
-    program = ROOT / "build" / "bench" / "longlink"
-    sources = sorted(folder.glob("*.[ch]"))
+def built(name: str, *shared: str) -> Path:
+    """Returns an emulator of bench/`name`, built if it is missing or older than its sources; `shared` are units of bench/wan."""
+    folder, wan = ROOT / "bench" / name, ROOT / "bench" / "wan"
+    program = ROOT / "build" / "bench" / f"{name}-emulator"
+    units = sorted({*folder.glob("*.c"), *(wan / f"{unit}.c" for unit in shared)})
+    sources = [*units, *wan.glob("*.h")]
     if not program.exists() or program.stat().st_mtime < max(source.stat().st_mtime for source in sources):
         program.parent.mkdir(parents=True, exist_ok=True)
-        units = " ".join(str(source) for source in sources if source.suffix == ".c")
-        run(f"cc -std=c11 -O2 -Wall -Wextra -pthread -o {program} {units} -lm")
+        run(f"cc -std=c11 -O2 -Wall -Wextra -pthread -I{wan} -o {program} {' '.join(map(str, units))} -lm")
     return program
 
 

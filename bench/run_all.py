@@ -1,120 +1,130 @@
-"""Runs every benchmark; writes one JSON file, and the tables of bench/results.md."""
+"""Runs the benchmarks behind docs/benchmarks.md, keeps their figures in bench/results.json, and writes the page's tables.
+
+A table stands between `<!-- bench: NAME ... -->` and `<!-- end -->` and has the figures of these programs. The word `missed` in
+place of names makes a table of all figures that miss their bars.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import re
 import subprocess
 import sys
-from pathlib import Path
+import tempfile
 from typing import Any
 
 from harness import ROOT, Row
 
-BENCHMARKS = [
-    "allreduce",
-    "small_ops",
-    "recorder",
-    "collectives",
-    "distributed",
-    "concurrent_ops",
-    "lanes",
-    "cards",
-    "relay",
-    "longlink",
-    "ways",
-    "clouds",
-    "memory",
-    "recovery",
-    "resume",
-    "master_loss",
-    "join",
-    "cpu",
-    "quantised",
-    "diloco_costs",
-    "sync",
-]
-AS_ROOT = {"cards", "clouds", "diloco_costs", "lanes", "longlink", "quantised", "relay", "resume", "ways"}
-PINNED = {"allreduce", "concurrent_ops"}
-BEGIN, END = "<!-- made by bench/run_all.py: begin -->", "<!-- end -->"
+PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "bench" / "results.json"
+MOST_LINES = 200
+"""Of the results, which are what the page shows and not all that was measured."""
+
+TABLE = re.compile(r"(<!-- bench: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+CLAIM = re.compile(r'"""Backs "([^"]+)" of (docs/[\w-]+\.md): ')
+"""How the docstring of a benchmark begins."""
+
+Results = dict[str, dict[str, Any]]
+
+
+def names(page: str) -> list[str]:
+    """Returns the benchmarks that the page has tables of, in its order."""
+    return list(dict.fromkeys(name for _, words, _ in TABLE.findall(page) for name in words.split() if name != "missed"))
+
+
+def write_tables(page: str, results: Results) -> str:
+    """Returns the page with its tables made anew."""
+
+    def fill(found: re.Match[str]) -> str:
+        if found[2] == "missed":
+            rows = [{**row, "benchmark": f"`bench/{name}.py`"} for name, made in results.items() for row in made["missed"]]
+            return f"{found[1]}{table(rows)}{found[3]}"
+        made = {name: results[name] for name in found[2].split()}
+        where = "; ".join(f"`bench/{name}.py`: {one['where']}" for name, one in made.items())
+        return f"{found[1]}{table([row for one in made.values() for row in one['figures']])}\n{where}.\n{found[3]}"
+
+    return TABLE.sub(fill, page)
+
+
+def table(rows: list[Row]) -> str:
+    """Returns the rows in Markdown, without columns that are empty."""
+    columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if value != ""))
+    lines = [columns, ["---"] * len(columns), *([str(row.get(column, "")) for column in columns] for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def text_of(results: Results) -> str:
+    """Returns the file of results: a line for each figure."""
+    made = (
+        f' "{name}": {{\n  "where": {json.dumps(one["where"])},\n'
+        + ",\n".join(
+            f'  "{key}": [' + ",".join(f"\n   {json.dumps(row, ensure_ascii=False)}" for row in one[key]) + "]"
+            for key in ("figures", "missed")
+        )
+        + "\n }"
+        for name, one in results.items()
+    )
+    return "{\n" + ",\n".join(made) + "\n}\n"
+
+
+def problems(page: str, stored: str) -> list[str]:
+    """Returns what is wrong with the page, the results and the programs, without running any."""
+    results: Results = json.loads(stored)
+    found = []
+    if write_tables(page, results) != page:
+        found.append(f"{PAGE.name}: a table is not that of the results; run `python bench/run_all.py --page`")
+    if stored != text_of(results) or stored.count("\n") > MOST_LINES:
+        found.append(f"{RESULTS.name}: not written by bench/run_all.py, or longer than {MOST_LINES} lines")
+    if list(results) != names(page):
+        found.append(f"{RESULTS.name}: its benchmarks are not those of the page, in the page's order")
+    for path in sorted((ROOT / "bench").glob("*.py")):
+        text = path.read_text()
+        claim = CLAIM.match(text)
+        if "harness.measure(body" in text and (not claim or f"# {claim[1]}\n" not in (ROOT / claim[2]).read_text()):
+            found.append(f"{path.name}: the docstring does not begin with the section that the program backs")
+    return found
+
+
+def measure(name: str, quick: bool) -> dict[str, Any] | None:
+    """Runs a benchmark; None: it failed, or has nothing to measure on this machine, and has said why."""
+    with tempfile.NamedTemporaryFile() as report:
+        command = [sys.executable, str(ROOT / "bench" / f"{name}.py"), "--json", report.name, *(["--quick"] if quick else [])]
+        done = subprocess.run(command, check=False)
+        made: dict[str, Any] = json.loads(report.read() or b"{}")
+    if done.returncode != 0 or not made:
+        print(f"{name}: no figures; those stored before stay", file=sys.stderr)
+        return None
+    missed = [row for row in [*made["figures"], *made["bars"]] if row.pop("missed", False)]
+    return {"where": made["where"], "figures": made["figures"], "missed": missed}
 
 
 def run() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    page = PAGE.read_text()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS, help="run these; keep the others' last results"
+        "--only", nargs="+", choices=names(page), default=names(page), help="run these; others keep their figures"
     )
-    parser.add_argument("--blocks", type=int, help="timed blocks of each method, for all benchmarks")
-    parser.add_argument("--pin", action="store_true", help="each peer of allreduce and concurrent_ops on one core")
-    parser.add_argument("--json", type=Path, default=ROOT / "bench" / "results.json", help="where the results are kept")
-    parser.add_argument("--markdown", type=Path, default=ROOT / "bench" / "results.md", help="the page whose tables are written")
+    parser.add_argument("--quick", action="store_true", help="see whether each program works; nothing is stored")
+    parser.add_argument("--page", action="store_true", help="write the tables from the stored results, and run nothing")
+    parser.add_argument("--check", action="store_true", help="complain if writing the tables would change the page")
     args = parser.parse_args()
-    reports: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {}
-    failed = []
-    for name in args.only:
-        if name in AS_ROOT and os.geteuid() != 0:
-            print(f"{name}: left out, needs root")
-            continue
-        print(f"{name} ...", flush=True)
-        made = one(name, args.blocks, args.pin and name in PINNED)
-        if made is None:
-            failed.append(name)
-        else:
-            reports[name] = made
-            for line in made["bars"]:
-                print(f"  {'reached' if line['reached'] else 'MISSED '}  {line['what']}: {line['measured']} ({line['bar']})")
-    reports = {name: reports[name] for name in BENCHMARKS if name in reports}
-    args.json.write_text(json.dumps(reports, indent=1) + "\n")
-    write_tables(args.markdown, reports)
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
-
-
-def one(name: str, blocks: int | None, pin: bool) -> Any:
-    command = [sys.executable, str(ROOT / "bench" / f"{name}.py"), "--json", "-"]
-    if blocks is not None:
-        command += ["--blocks", str(blocks)]
-    if pin:
-        command.append("--pin")
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout) if done.returncode == 0 else None
-
-
-def write_tables(page: Path, reports: dict[str, Any]) -> None:
-    """Between the marks of the page; what stands around them is kept."""
-    text = page.read_text() if page.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    parts = ["## The bars", ""]
-    bars = [
-        {
-            "what": line["what"],
-            "bar": line["bar"],
-            "measured": line["measured"],
-            "reached": "yes" if line["reached"] else "**no**",
-        }
-        for made in reports.values()
-        for line in made["bars"]
-    ]
-    parts += markdown(bars)
-    for name, made in reports.items():
-        where = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in made["machine"].items())
-        parts += ["", f"## {name}", "", f"`python bench/{name}.py`. {made['method']}", "", *markdown(made["rows"]), "", where]
-    page.write_text(before + BEGIN + "\n" + "\n".join(parts) + "\n" + END + after)
-
-
-def markdown(rows: list[Row]) -> list[str]:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return lines + ["| " + " | ".join(_cell(row.get(column, "")) for column in columns) + " |" for row in rows]
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return str(value)
+    if args.check:
+        found = problems(page, RESULTS.read_text())
+        print(*found, sep="\n", end="\n" if found else "")
+        return int(bool(found))
+    results: Results = json.loads(RESULTS.read_text())
+    failed = 0
+    for name in args.only if not args.page else ():
+        print(f"---- {name}", flush=True)
+        made = measure(name, args.quick)
+        failed += made is None
+        if made is not None and not args.quick:
+            results[name] = made
+            RESULTS.write_text(text_of({name: results[name] for name in names(page) if name in results}))
+    if not args.quick:
+        RESULTS.write_text(text_of({name: results[name] for name in names(page) if name in results}))
+        PAGE.write_text(write_tables(page, results))
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Snapshots in the memory of members: what they cost a training, and what a loss costs afterwards.
+"""Backs "Sharded models" of docs/benchmarks.md: what snapshots in the memory of members cost, and what a loss costs afterwards.
 
-    python bench/snapshots.py                 # all parts, some minutes
-    python bench/snapshots.py --only kernels restore
-
-Members are processes with one FSDP2 parameter of random numbers under Elastic, on one host by TCP (PCCL_SAME_HOST_MEMORY=0).
+Members are processes with one FSDP2 parameter of random numbers under Elastic and SGD without state, so that a member's part
+is its shard; on one host by TCP. Restored after: the slowest survivor's `Elastic.last_restore`, from the call of sync to the
+verified state, without the snapshot after it; median over runs. Bytes: received by all survivors, against what none of them
+has and some of them needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +28,7 @@ import harness
 import torch
 import torch.distributed as dist
 from cffi import FFI
-from harness import MIB, Row
+from harness import MIB, Report, Row
 from performers import Performer, preload
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -44,10 +45,6 @@ preload("snapshots")
 PATIENCE = 120.0
 COLUMNS = 1024
 EVERY = 20
-
-METHOD = """one FSDP2 parameter over all members, SGD without state, so that a member's part is its shard; loopback TCP. Restore:
-the survivors' `Elastic.last_restore`, from the call of sync to the verified state, without the snapshot after it; the slowest
-of them, median over runs. Bytes: received by all survivors, against what none of them has and some of them needs."""
 
 
 class Model(nn.Module):
@@ -214,14 +211,14 @@ class Job:
         return low, high
 
 
-def restores(args: argparse.Namespace, rows: list[Row], bars: list[Row]) -> None:
+def restores(args: argparse.Namespace) -> Iterator[Row]:
     """What a loss costs."""
     shard = args.shard
     cases: list[tuple[str, int, int, tuple[int, ...], dict[str, Any], float]] = [
-        ("trainer killed, holder lives", 4, shard, (1,), {"copies": 1}, 0.0),
-        ("host lost, copies=1", 4, shard, (1,), {"copies": 1, "holder": False}, 0.0),
-        ("host lost, code=(3, 1)", 4, shard, (1,), {"code": (3, 1), "holder": False}, 2.0),
-        ("two hosts lost, code=(4, 2)", 6, shard // 4, (1, 4), {"code": (4, 2), "holder": False}, 3.0),
+        ("a trainer killed, its memory still on the host", 4, shard, (1,), {"copies": 1}, 0.0),
+        ("a host lost, `copies=1`", 4, shard, (1,), {"copies": 1, "holder": False}, 0.0),
+        ("a host lost, `code=(3, 1)`", 4, shard, (1,), {"code": (3, 1), "holder": False}, 2.0),
+        ("two of six hosts lost, `code=(4, 2)`", 6, shard // 4, (1, 4), {"code": (4, 2), "holder": False}, 3.0),
     ]
     for name, size, bytes_each, victims, options, others in cases:
         seconds, received = [], []
@@ -230,28 +227,21 @@ def restores(args: argparse.Namespace, rows: list[Row], bars: list[Row]) -> None
                 before = job.digest()
                 job.kill(*victims)
                 found = job.ask("sync", size - len(victims))
-                harness_require(before == job.digest(), f"{name}: the state is another one")
+                require(before == job.digest(), f"{name}: the state is another one")
                 seconds.append(max(one["seconds"] for one in found))
                 received.append(sum(one["received_bytes"] for one in found))
                 job.ask("leave")
-        least = least_bytes(size, bytes_each, victims, others, options)
-        ratio = statistics.median(received) / least
         took = statistics.median(seconds)
-        rows.append(
-            {"what": name, "shard_MiB": bytes_each // MIB, "seconds": took, "received_MiB": statistics.median(received) / MIB}
-        )
-        if "holder lives" in name:
-            bars.append(harness.bar(name, "less than 1 s, digest equal", f"{took:.2f} s", took < 1))
-        else:
-            bars.append(harness.bar(f"{name}: bytes of the least", "at most 1.05", f"{ratio:.3f}", ratio <= 1.05))
-    with Job(6, shard // 16, code=(4, 2), holder=False) as job:
-        job.kill(0, 2, 5)
-        texts = [one.get("lost", "") for one in job.ask("sync", 3)]
-        told = all("the state is lost" in text for text in texts) and len(set(texts)) == 1
-        bars.append(harness.bar("three lost with code=(4, 2)", "StateLostError on all", "yes" if told else "no", told))
+        what = f"{size} members with {harness.size_text(bytes_each)} each, {name}"
+        if "holder" not in options:
+            yield harness.figure(f"{what}: restored after", f"{took:.2f} s", "1 s", took < 1)
+            continue
+        share = statistics.median(received) / least_bytes(size, bytes_each, victims, others, options)
+        yield harness.figure(f"{what}: restored after", f"{took:.2f} s")
+        yield harness.figure(f"{what}: bytes, of the least possible", f"{share:.3f} x", "1.05 x", share <= 1.05)
 
 
-def harness_require(good: bool, text: str) -> None:
+def require(good: bool, text: str) -> None:
     if not good:
         raise harness.BenchError(text)
 
@@ -295,95 +285,73 @@ def least_of_growth(old: int, new: int, rows: int) -> int:
     return lacks
 
 
-def cuts(args: argparse.Namespace, rows: list[Row], bars: list[Row]) -> None:
-    """Divided among fewer and among more."""
+def growth(args: argparse.Namespace) -> Iterator[Row]:
+    """A state that is divided among fewer, and then among more."""
     shard = args.shard // 4
     with Job(4, shard, copies=1, holder=False) as job:
         before = job.digest()
         job.kill(3)
-        three = job.ask("sync", 3)
+        job.ask("sync", 3)
         job.ask("received")
         job.join(3)
         came = [one for member in job.ask("received") for one in member]
-        harness_require(before == job.digest(), "4 to 3 to 6: the state is another one")
-        rows.append({"what": "4 to 3 to 6 members", "shard_MiB": shard // MIB, "seconds": max(one["seconds"] for one in three)})
+        require(before == job.digest(), "4 to 3 to 6: the state is another one")
         sizes = sorted({size for size, _ in came})  # newcomers come in at one sync or at several
         least = sum(least_of_growth(old, new, shard // COLUMNS) for old, new in itertools.pairwise([3, *sizes]))
-        ratio = sum(part for _, part in came) / (least * 4 * COLUMNS)
-        bars.append(
-            harness.bar("3 to 6 members: bytes of the least", "at most 1.01, digest equal", f"{ratio:.3f}", ratio <= 1.01)
+        share = sum(part for _, part in came) / (least * 4 * COLUMNS)
+        yield harness.figure("3 members become 6: bytes, of the least possible", f"{share:.3f} x", "1.01 x", share <= 1.01)
+        job.ask("leave")
+
+
+def differences(args: argparse.Namespace) -> Iterator[Row]:
+    """Blocks that have not changed are not sent."""
+    with Job(4, args.shard // 4, copies=1, every=EVERY) as job:
+        whole, few = (job.ask("snapshot", part)[0]["sent_bytes"] for part in (1.0, 0.05))
+        yield harness.figure(
+            "5 % changed since the last snapshot: of the bytes", f"{few / whole:.1%}", "6 %", few <= 0.065 * whole
         )
         job.ask("leave")
 
 
-def differences(args: argparse.Namespace, rows: list[Row], bars: list[Row]) -> None:
-    """Blocks that have not changed are not sent."""
-    with Job(4, args.shard // 4, copies=1, every=EVERY) as job:
-        whole = job.ask("snapshot", 1.0)[0]
-        few = job.ask("snapshot", 0.05)[0]
-        part = few["sent_bytes"] / whole["sent_bytes"]
-        rows.append({"what": "snapshot, all changed", "shard_MiB": args.shard // 4 // MIB, "seconds": whole["seconds"]})
-        rows.append({"what": "snapshot, 5 % changed", "shard_MiB": args.shard // 4 // MIB, "seconds": few["seconds"]})
-        bars.append(harness.bar("5 % changed: of the bytes", "about 6 %", f"{part:.1%}", part <= 0.065))
-        job.ask("leave")
-
-
-def overhead(args: argparse.Namespace, rows: list[Row], bars: list[Row]) -> None:
+def overhead(args: argparse.Namespace) -> Iterator[Row]:
     """Steps with snapshots and without, in turn."""
     found: dict[str, list[dict[str, list[float]]]] = {"with": [], "without": []}
-    jobs = {
-        "with": Job(2, args.state, copies=1, every=EVERY, holder=False),
-        "without": Job(2, args.state, copies=1, every=1 << 30, holder=False),
-    }
-    try:
+    with ExitStack() as stack:
+        every = {"with": EVERY, "without": 1 << 30}
+        jobs = {name: stack.enter_context(Job(2, args.shard, copies=1, every=one, holder=False)) for name, one in every.items()}
         for _ in range(args.runs):
             for name, job in jobs.items():
                 found[name].append(job.ask("steps", EVERY, args.step, 64)[0])
-    finally:
-        for job in jobs.values():
-            job.__exit__()
     steps = {name: statistics.median(sum(one["step"]) for one in blocks) for name, blocks in found.items()}
     reduces = {name: statistics.median(second for one in blocks for second in one["reduce"]) for name, blocks in found.items()}
-    more = steps["with"] / steps["without"] - 1
-    rows.append({"what": f"{EVERY} steps with a snapshot", "shard_MiB": args.state // MIB, "seconds": steps["with"]})
-    rows.append({"what": f"{EVERY} steps without", "shard_MiB": args.state // MIB, "seconds": steps["without"]})
-    bars.append(
-        harness.bar(f"a snapshot in {EVERY} steps of {args.step:g} s", "less than 3 % of the time", f"{more:.1%}", more < 0.03)
-    )
-    slower = reduces["with"] / reduces["without"] - 1
-    bars.append(
-        harness.bar("64 MiB all-reduces of the same steps, median", "at most 5 % slower", f"{slower:.1%}", slower <= 0.05)
-    )
+    what = f"a snapshot of {harness.size_text(args.shard)} in {EVERY} steps of {args.step:g} s"
+    more, slower = steps["with"] / steps["without"] - 1, reduces["with"] / reduces["without"] - 1
+    yield harness.figure(f"{what}: longer by", f"{more:.1%}", "3 %", more < 0.03)
+    yield harness.figure(f"{what}: their all-reduces of 64 MiB slower by", f"{slower:.1%}", "5 %", slower <= 0.05)
 
 
-def kernels(args: argparse.Namespace, rows: list[Row], bars: list[Row]) -> None:
+def kernels(args: argparse.Namespace) -> Iterator[Row]:
     """The arithmetic of a code, on one core, in turn with a copy."""
     size = 64 * MIB
     source = torch.randint(0, 256, (size,), dtype=torch.uint8)
     target = source.clone()
     torch.set_num_threads(1)
-
     works: dict[str, Callable[[], object]] = {
         "copy": lambda: target.copy_(source),
-        "XOR": lambda: code.add(target, source, 1),
-        "multiply and add": lambda: code.add(target, source, 7),
+        "code": lambda: code.add(target, source, 7),
     }
-    other = isal(target, source, 7)
-    if other is not None:
+    if (other := isal(target, source, 7)) is not None:
         works["ISA-L"] = other
     times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(15):
+    for _ in range(args.blocks):
         for name, work in works.items():
             begun = time.process_time()
             work()
             times[name].append(time.process_time() - begun)
-    rates = {name: size / statistics.median(seconds) / 1e9 for name, seconds in times.items()}
-    for name, rate in rates.items():
-        rows.append({"what": f"kernel: {name}", "GB_per_s": rate})
-    own = rates["multiply and add"]
-    bars.append(harness.ratio_bar("encode and decode, of a copy on one core", 0.5, own / rates["copy"]))
-    if other is not None:
-        bars.append(harness.ratio_bar("encode and decode, of ISA-L", 0.9, own / rates["ISA-L"]))
+    own = statistics.median(times.pop("code"))
+    for name, seconds in times.items():
+        least = {"copy": 0.5, "ISA-L": 0.9}[name]
+        yield harness.ratio(f"encode and decode on one core, against {name}", least, statistics.median(seconds) / own)
 
 
 def isal(target: torch.Tensor, source: torch.Tensor, factor: int) -> Callable[[], object] | None:
@@ -405,25 +373,22 @@ def isal(target: torch.Tensor, source: torch.Tensor, factor: int) -> Callable[[]
     return lambda: library.ec_encode_data_update(source.numel(), 1, 1, 0, table, data, coding)
 
 
-PARTS = {"kernels": kernels, "restores": restores, "cuts": cuts, "differences": differences, "overhead": overhead}
+PARTS = (restores, growth, differences, overhead, kernels)
 
 
-def run() -> None:
-    parser = harness.parser(__doc__, blocks=15)
-    parser.add_argument("--shard", type=int, default=256 * MIB, metavar="BYTES", help="of each member, where a loss is measured")
-    parser.add_argument("--state", type=int, default=256 * MIB, metavar="BYTES", help="of each member, where steps are measured")
-    parser.add_argument("--step", type=float, default=1.0, metavar="SECONDS", help="that a step computes")
-    parser.add_argument("--runs", type=int, default=3, help="of each figure")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to measure")
-    args = parser.parse_args()
-    rows: list[Row] = []
-    bars: list[Row] = []
-    where = harness.machine()
-    for name in args.only:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        PARTS[name](args, rows, bars)
-    harness.report(args, "snapshots", METHOD, where, rows, bars)
+def body(args: argparse.Namespace) -> Report:
+    if args.quick:
+        args.shard, args.step, args.runs = 4 * MIB, 0.02, 1
+    return Report([row for part in PARTS if part.__name__ in args.only for row in part(args)])
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shard", type=int, default=256 * MIB, metavar="BYTES", help="of each member [256 MiB]")
+    parser.add_argument("--step", type=float, default=1.0, metavar="SECONDS", help="that a step computes [1]")
+    parser.add_argument("--runs", type=int, default=3, help="of each figure [3]")
+    names = [part.__name__ for part in PARTS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="parts to measure")
 
 
 if __name__ == "__main__":
-    harness.main(run)
+    harness.measure(body, options=options)

@@ -1,73 +1,59 @@
-"""How long imports, masters and init_process_group take: the backend pccl against gloo."""
+"""Backs "Under torch.distributed, against gloo" of docs/benchmarks.md: how long imports, masters and init_process_group take.
+
+Two ranks on one host make a process group, call all_reduce of one element, and destroy the group, with gloo and pccl in turn;
+the slowest rank counts. pccl has new keys and two masters each time. Programs are new processes in turn; the start of Python
+is part of their time, and modules are compiled before. A master is measured from its start to the first connection that it
+accepts.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import harness
-from harness import BenchError, Peer, Row
+from harness import BenchError, Peer, Report
 
 from pccl.lab.ports import free_ports
 from pccl_command.native_master import PROGRAM
-
-METHOD = """Two ranks on one host make a process group, call all_reduce of one element once, and destroy the group, again and
-again, with gloo and pccl in turn. `init` is init_process_group with the store, `first call` adds the all_reduce; the slowest
-rank counts. store: rank 0 serves a TCPStore. torchrun: the launcher serves it, and init_process_group reads the environment.
-pccl has new keys and two masters each time. Programs are new processes in turn; the start of Python is part of the time of those
-that it runs, and modules are compiled before. A master is measured from its start to the first connection that it accepts."""
 
 BACKENDS = ("gloo", "pccl")
 WARM_UPS = 2
 COMPILED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 TIMEOUT = timedelta(seconds=60)
 POLL_SECONDS = 1e-4
-BARE, MASTER = "bare Python", "pccl master accepts"
-IMPORTS = ("torch.distributed", "pccl.distributed", "pccl", "pccl; pccl.MasterNode", "pccl; pccl.Communicator")
+IMPORTS = ("torch.distributed", "pccl.distributed", "pccl", "pccl; pccl.Communicator")
+BAR_SECONDS = {"pccl master accepts": 0.03}
 
 
-def worker(peer: Peer, ports: dict[str, list[int]]) -> dict[str, list[tuple[float, float]]]:
-    """Returns the seconds of each init, and of each init with the first call, by launch and backend."""
+def worker(peer: Peer, ports: list[int]) -> dict[str, list[float]]:
+    """Returns the seconds of each init, and of each init with the first call, by backend."""
     import torch
     import torch.distributed as dist
 
     import pccl.distributed._group  # noqa: F401 - once in a process; the table of imports has its time
 
     torch.set_num_threads(1)
-    one = torch.ones(1)
-    times: dict[str, list[tuple[float, float]]] = {}
-    for launch, listed in ports.items():
-        for at, port in enumerate(listed):
-            backend = BACKENDS[at % 2]
-            arguments: dict[str, Any] = {"timeout": TIMEOUT}
-            peer.barrier.wait()
-            start = time.perf_counter()
-            if launch == "torchrun":
-                os.environ |= {
-                    "RANK": str(peer.rank),
-                    "WORLD_SIZE": str(peer.world),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "TORCHELASTIC_USE_AGENT_STORE": "True",
-                }
-            else:
-                store = dist.TCPStore("127.0.0.1", port, peer.world, is_master=peer.rank == 0, timeout=TIMEOUT)
-                arguments |= {"store": store, "rank": peer.rank, "world_size": peer.world}
-            dist.init_process_group(backend, **arguments)
-            made = time.perf_counter() - start
-            dist.all_reduce(one)
-            times.setdefault(f"{launch} {backend}", []).append((made, time.perf_counter() - start))
-            dist.destroy_process_group()
+    times: dict[str, list[float]] = {}
+    for at, port in enumerate(ports):
+        backend = BACKENDS[at % 2]
+        peer.barrier.wait()
+        start = time.perf_counter()
+        store = dist.TCPStore("127.0.0.1", port, peer.world, is_master=peer.rank == 0, timeout=TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=peer.rank, world_size=peer.world, timeout=TIMEOUT)
+        times.setdefault(f"init_process_group, {backend}", []).append(time.perf_counter() - start)
+        dist.all_reduce(torch.ones(1))
+        times.setdefault(f"the same and a first call, {backend}", []).append(time.perf_counter() - start)
+        dist.destroy_process_group()
     return times
 
 
@@ -109,59 +95,23 @@ def accept_seconds(command: list[str]) -> float:
     raise BenchError(f"`{' '.join(words)}` does not listen: run it by itself to see why")
 
 
-def burn() -> None:
-    while True:
-        pass
-
-
-@contextlib.contextmanager
-def busy(count: int) -> Iterator[None]:
-    """Processes that keep processors busy."""
-    burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(count)]
-    for burner in burners:
-        burner.start()
-    try:
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.join()
-
-
-def run() -> None:
-    parser = harness.parser(__doc__)
-    parser.add_argument("--busy", type=int, default=0, help="how many other processes keep the processors busy meanwhile")
-    parser.add_argument("--init-only", action="store_true", help="measure init_process_group alone")
-    args = parser.parse_args()
-    where = harness.machine()
-    from torch.distributed import TCPStore
-
-    count = 2 * (WARM_UPS + args.blocks)
-    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(count)]
-    ports = {"store": free_ports(count), "torchrun": [store.port for store in stores]}
-    rows: list[Row] = []
-    with busy(args.busy):
-        if not args.init_only:
-            programs: dict[str, Callable[[], float]] = {BARE: lambda: python_seconds("pass")}
-            programs |= {f"import {module}": functools.partial(python_seconds, f"import {module}") for module in IMPORTS}
-            programs |= {f"{name} accepts": functools.partial(accept_seconds, command) for name, command in masters().items()}
-            samples = [{name: program() for name, program in programs.items()} for _ in range(1 + args.blocks)][1:]
-            rows += [row(name, [sample[name] for sample in samples]) for name in programs]
-            if MASTER in programs:
-                rows.append(row(f"{MASTER}, less {BARE}", [sample[MASTER] - sample[BARE] for sample in samples]))
-        with harness.Fleet(worker, 2, ports=ports) as fleet:
-            by_rank = fleet.results()
+def body(args: argparse.Namespace) -> Report:
+    programs: dict[str, Callable[[], float]] = {"bare Python": lambda: python_seconds("pass")}
+    programs |= {f"import {module}": functools.partial(python_seconds, f"import {module}") for module in IMPORTS}
+    programs |= {f"{name} accepts": functools.partial(accept_seconds, command) for name, command in masters().items()}
+    samples = [{name: program() for name, program in programs.items()} for _ in range(1 + args.blocks)][1:]
+    seconds = {name: [sample[name] for sample in samples] for name in programs}
+    with harness.Fleet(worker, 2, ports=free_ports(2 * (WARM_UPS + args.blocks))) as fleet:
+        by_rank = fleet.results()
     for name in by_rank[0]:
-        pairs = [list(zip(*both, strict=True)) for both in zip(*(times[name][WARM_UPS:] for times in by_rank), strict=True)]
-        rows.append(row(f"{name}: init", [max(made) for made, _ in pairs]))
-        rows.append(row(f"{name}: init and first call", [max(called) for _, called in pairs]))
-    harness.report(args, "startup", f"{METHOD} Busy processes beside: {args.busy}.", where, rows, [])
-
-
-def row(what: str, seconds: list[float]) -> Row:
-    time_ = harness.summary(seconds)
-    return {"what": what, **{f"{key}_ms": time_[key] * 1e3 for key in ("median", "min", "max")}, "blocks": len(seconds)}
+        seconds[name] = [max(both) for both in zip(*(times[name][WARM_UPS:] for times in by_rank), strict=True)]
+    figures = []
+    for name, values in seconds.items():
+        found, most = harness.summary(values), BAR_SECONDS.get(name, float("inf"))
+        bar = "" if most == float("inf") else harness.milliseconds(most)
+        figures.append(harness.figure(name, harness.milliseconds(found["median"]), bar, found["median"] <= most))
+    return Report(figures, [{"what": name, **harness.summary(values)} for name, values in seconds.items()])
 
 
 if __name__ == "__main__":
-    harness.main(run)
+    harness.measure(body, 11)

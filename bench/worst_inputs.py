@@ -1,11 +1,17 @@
-"""How long the worst inputs of 1 MiB keep others waiting, and how much memory they take.
+"""Backs "Work per input" of docs/threat-model.md: how long the worst inputs keep others waiting, and the memory they take.
 
-Two tables: LISTENERS has a row for each input of each listener or thread that serves more than one party, PARSERS one for each
-parser. A new listener or parser gets its rows here (CONTRIBUTING.md, "Work per input is bounded").
+Two tables: LISTENERS has a row for each input of each listener or thread that serves more than one party, PARSERS one for
+each parser. A new listener or parser gets its rows here (CONTRIBUTING.md, "Work per input is bounded"). Each listener runs in
+a process of its own. A prober of another run asks again as soon as it is answered. Its longest wait while the input comes,
+and for half a second after it, is the pause; "quiet" is its longest wait in the half second before. The sender has made its
+bytes before. Memory is the growth of the peak of the listener's process (VmHWM). Each parser gets its input in a process of
+its own: its time, and the growth of the peak of that process. Bars: 50 ms, and 8 x the size of an input of 1 MiB, beside 32
+KiB for each connection and 1 MiB for each run, whose numbers are limited.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import http.client
 import importlib
@@ -26,19 +32,13 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness import KIB, MIB, Row
+from harness import KIB, MIB, Report, Row
 
 sys.path.append(str(harness.ROOT / "tests"))
 from frame_numbers import HEADER, TYPES, hello_body
 from worst_trees import TREES, make_tree, message
 
 from pccl._run import keys as _keys
-
-METHOD = """Each listener runs in a process of its own. A prober of another run asks again as soon as it is answered. Its longest
-wait while the input comes, and for half a second after it, is the pause; "quiet" is its longest wait in the half second before.
-The sender has made its bytes before. Memory is the growth of the peak of the listener's process (VmHWM). Each parser gets its
-input in a process of its own: its time, and the growth of the peak of that process. Bars: 50 ms, and 8 x the size of an input
-of 1 MiB, beside 32 KiB for each connection and 1 MiB for each run, whose numbers are limited."""
 
 PAUSE_MS = 50.0
 MEMORY = 8.0
@@ -549,26 +549,25 @@ def row(name: str, size: int, pause: float, grown: int, quiet: float | None = No
     return made if quiet is None else made | {"quiet ms": quiet * 1000}
 
 
-def run() -> None:
-    parser = harness.parser(__doc__)
-    parser.add_argument("--size", type=int, default=MIB, metavar="BYTES", help="bytes of an input")
-    parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="TEXT", help="rows that have one of these texts in their names"
-    )
-    args = parser.parse_args()
-    where = harness.machine()
+def body(args: argparse.Namespace) -> Report:
+    size = 16 * KIB if args.quick else args.size
     harness.build("worst_inputs")
-    rows = [measure_listener(one, args.size) for one in LISTENERS if any(text in one.name for text in args.only)]
-    rows += [measure_parser(one, args.size) for one in PARSERS if any(text in one.name for text in args.only)]
-    bars, alone = [], {one.name for one in PARSERS if one.alone}
+    rows = [measure_listener(one, size) for one in LISTENERS if any(text in one.name for text in args.only)]
+    rows += [measure_parser(one, size) for one in PARSERS if any(text in one.name for text in args.only)]
+    figures, alone = [], {one.name for one in PARSERS if one.alone}
     beside = {one.name: one.beside / MIB for one in LISTENERS}
     for made in rows:
         allowed = MEMORY * max(made["KiB"], 1024) / 1024 + beside.get(made["input"], 0)
         reached = (made["pause ms"] <= PAUSE_MS or made["input"] in alone) and made["memory MiB"] <= allowed
         measured = f"{made['pause ms']:.0f} ms, {made['memory MiB']:.1f} MiB"
-        bars.append(harness.bar(made["input"], f"{PAUSE_MS:.0f} ms, {allowed:.0f} MiB", measured, reached))
-    harness.report(args, "worst_inputs", METHOD, where, rows, bars)
+        figures.append(harness.figure(made["input"], measured, f"{PAUSE_MS:.0f} ms, {allowed:.0f} MiB", reached))
+    return Report(figures, rows)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--size", type=int, default=MIB, metavar="BYTES", help="bytes of an input [1 MiB]")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="rows with one of these texts in their names")
 
 
 if __name__ == "__main__":
-    harness.main(run)
+    harness.measure(body, options=options)

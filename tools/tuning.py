@@ -16,7 +16,7 @@ FAR = "[far links](decisions/far-links.md)"
 TCP = "[what limits TCP](decisions/what-limits-tcp.md)"
 WEIGHTED = "[weighted all-reduce](decisions/weighted-all-reduce.md)"
 SEGMENTS = "[segments are operations](decisions/segments-are-ops.md)"
-STATE = "[shared state](../bench/results.md)"
+STATE = "[shared state](benchmarks.md#state-for-a-joiner)"
 CHOSEN = "chosen, not measured"
 
 #: By source: the subject, and where its measurements are.
@@ -40,7 +40,7 @@ SOURCES = {
     "csrc/state/leaf.h": ("Leaves that are packed", CHOSEN),
     "csrc/state/leaf.c": (
         "When packing a leaf pays, and its helpers",
-        f"{STATE}, rows about LZ4, for all of it together; each constant: {CHOSEN}",
+        f"{STATE}; each constant: {CHOSEN}",
     ),
     "csrc/state/delta.h": ("Leaves that are asked of donors", CHOSEN),
     "csrc/state/content.c": ("Hashes of a shared state", CHOSEN),

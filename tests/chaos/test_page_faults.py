@@ -176,10 +176,10 @@ def switch() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PCCL_INSECURE", "1")
         patch.syspath_prepend(bench)
-        import diagnosis
+        import netlab
 
         try:
-            made = diagnosis.Switch(MEMBERS, 1)
+            made = netlab.Switch(MEMBERS, 1)
         except (subprocess.CalledProcessError, OSError) as error:
             pytest.skip(f"no network namespaces here: {error}")
         with made:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -73,20 +72,6 @@ def test_a_line_begins_where_it_was_measured(diloco, key, tmp_path, monkeypatch)
     assert "async" in {text.get_text() for text in axes.texts}
     if key == "seconds":
         assert axes.get_ylim()[1] <= 2.2
-
-
-def test_the_picture_of_clouds_has_every_stored_rate(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(BENCH))
-    import pictures
-    from matplotlib.figure import Figure
-
-    rows = json.loads((BENCH / "results.json").read_text())["clouds"]["rows"]
-    drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.append(self))
-    pictures.clouds(rows, tmp_path / "clouds.png")
-    rates: list[Any] = [line.get_ydata()[0] for axes in drawn[0].axes for line in axes.lines]
-    assert sorted(rates) == pytest.approx(sorted(8 * 1024**2 * 8e-6 / row["op s"] for row in rows))
-    assert {"CUBIC", "BBR", "the links allow"} <= {text.get_text() for text in drawn[0].axes[0].texts}
 
 
 def test_results_are_read_as_they_were_stored(diloco, tmp_path):

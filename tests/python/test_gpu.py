@@ -141,7 +141,7 @@ def test_the_benchmark_for_a_gpu_on_the_cpu(tmp_path):
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert [row["failed"] for row in report["rows"] if "failed" in row] == ["nothing is at a GPU"]
-    assert {"hash of 1 MiB at the GPU", "tensors at the GPU against copies by hand"} <= {bar["what"] for bar in report["bars"]}
+    assert {"hash of 1 MiB at the GPU", "tensors at the GPU against copies by hand"} <= {row["what"] for row in report["figures"]}
 
 
 @pytest.fixture(scope="module")
