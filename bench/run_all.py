@@ -80,7 +80,7 @@ def problems(page: str, stored: str) -> list[str]:
     for path in sorted((ROOT / "bench").glob("*.py")):
         text = path.read_text()
         claim = CLAIM.match(text)
-        if "harness.measure(body" in text and (not claim or f"# {claim[1]}\n" not in (ROOT / claim[2]).read_text()):
+        if "\n    harness.measure(" in text and (not claim or f"# {claim[1]}\n" not in (ROOT / claim[2]).read_text()):
             found.append(f"{path.name}: the docstring does not begin with the section that the program backs")
     return found
 
