@@ -17,7 +17,7 @@ import methods
 from harness import GIB, KIB, MIB, Master, Peer, Report, Row
 
 import pccl
-from pccl import _keys
+from pccl._run import keys as _keys
 
 Runs = dict[str, tuple[str, Path | None]]
 """By name: the address of a master, and the peers' keys."""
