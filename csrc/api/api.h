@@ -17,6 +17,8 @@ struct pcclComm_t {
     atomic_bool has_keys;     // the program has named them
     uint32_t forks;           // of the process that made it, see descriptor_forks
     struct pcclComm_t *after; // of those that are open; see api_forget
+    pthread_mutex_t gate;     // threads that wait for a ticket in which another one is, wait here for
+    pthread_cond_t left;      // that one to leave
 };
 // Takes a communicator out of those of which the master is told when the process ends well.
 void api_forget(struct pcclComm_t *comm);
@@ -105,7 +107,8 @@ pcclResult_t api_content_of(const pcclSharedState_t *state, struct content **out
 // Copies the caller's version of the struct into ours; NULL gives none. Returns pcclInvalidArgument if it has no size.
 pcclResult_t api_take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out);
 // Checks and launches a collective over a group.
-pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm);
+pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm,
+                                   enum ops_sequence sequence, uint64_t *tag_out);
 // Launches an op with options that were taken; `tell`: it is to tell its contributors.
 pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
                         const pcclReduceOptions_t *options, bool tell);

@@ -5,6 +5,7 @@
 
 #include "api/api.h"
 #include "compute/codec.h"
+#include "compute/hash.h"
 #include "compute/kernels.h"
 #include "device/device.h"
 #include "ops/plan.h"
@@ -148,7 +149,7 @@ pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor
     struct call_args reduce;
     RETURN_IF_FAILED(check_reduce(send, recv, descriptor, options, &reduce));
     reduce.tell = tell;
-    return ops_launch(comm->communicator, &reduce);
+    return ops_launch(comm->communicator, &reduce, OPS_TAGGED);
 }
 
 pcclResult_t api_await(const pcclComm_t *comm, uint64_t tag, int64_t deadline, pcclReduceInfo_t *out) {
@@ -263,6 +264,10 @@ static pcclResult_t check_members(const pcclCollective_t *what, const pcclComm_t
     uint32_t count = what->group->subgroup->count;
     if (collective->rooted && what->root >= count)
         return detail_fail(pcclInvalidArgument, "root %zu is not in a group of %u", what->root, count);
+    if (what->everyone && !(what->survivors && collective->survives))
+        return detail_fail(pcclInvalidArgument,
+                           "`everyone` is for what goes on among the survivors, and this %s does not",
+                           collective->name);
     if (what->kind == pcclCollectiveSend && count != 2)
         return detail_fail(pcclInvalidArgument, "a send is among a group of 2, and this one has %u members", count);
     if (what->kind == pcclCollectiveAllToAllV && (what->send_counts == NULL || what->recv_counts == NULL))
@@ -394,13 +399,16 @@ static uint64_t mixed(uint64_t hash, uint64_t number) { return (hash ^ number) *
 
 static uint32_t layout_of(const pcclCollective_t *what) {
     const size_t *counts = what->kind == pcclCollectiveAllToAllV ? NULL : counts_of(what);
-    uint64_t hash = what->group->subgroup->hash;
+    const struct subgroup *subgroup = what->group->subgroup;
     const struct plan_collective *collective = plan_collective((uint8_t)what->kind);
-    hash = mixed(hash, what->survivors && collective->survives);
-    if (collective->rooted) hash = mixed(hash, what->root + 1);
-    for (uint32_t rank = 0; counts != NULL && rank < what->group->subgroup->count; rank++)
-        hash = mixed(hash, counts[rank]);
-    return (uint32_t)subgroup_mark(what->group->subgroup->hash) << 16 | (uint16_t)(hash ^ hash >> 16 ^ hash >> 32);
+    uint32_t members = what->everyone ? 0 : subgroup->hash;
+    uint64_t hash = mixed(members, what->survivors && collective->survives);
+    if (collective->rooted && what->everyone)
+        hash = mixed(hash, hash_xxh3_64(&subgroup->ids[what->root], sizeof subgroup->ids[0]));
+    else if (collective->rooted)
+        hash = mixed(hash, what->root + 1);
+    for (uint32_t rank = 0; counts != NULL && rank < subgroup->count; rank++) hash = mixed(hash, counts[rank]);
+    return (uint32_t)subgroup_mark(members) << 16 | (uint16_t)(hash ^ hash >> 16 ^ hash >> 32);
 }
 
 // ---- buffers ----
@@ -442,11 +450,14 @@ static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
                         .dtype = barrier ? 0 : (uint8_t)what->datatype,
                         .op = collective->reduces ? (uint8_t)what->op : 0},
         .root = (uint32_t)what->root,
+        .is_root = root,
+        .everyone = what->everyone,
         .retry = what->survivors && collective->survives,
         .background = what->background,
         .stream = what->stream,
     };
     out->tell = out->retry;
+    if (collective->rooted) out->root_id = subgroup->ids[what->root];
     uint64_t in = out->fingerprint.count, to = in;
     bool gathered_in_place = false;
     if (collective->divided) {
@@ -468,7 +479,8 @@ static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
     return check_buffers(&checked, in, to);
 }
 
-pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm) {
+pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm,
+                                   enum ops_sequence sequence, uint64_t *tag_out) {
     pcclCollective_t what = {0};
     if (collective->size < offsetof(pcclCollective_t, survivors))
         return detail_fail(pcclInvalidArgument, "collective->size is %zu; set it to sizeof(pcclCollective_t)",
@@ -481,8 +493,9 @@ pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcc
     RETURN_IF_FAILED(check_counts(&what));
     struct call_args args;
     pcclResult_t code = fill(&what, &args);
-    args.subgroup = subgroup_get(what.group->subgroup);
-    if (code == pcclSuccess) code = ops_launch(comm->communicator, &args);
+    args.subgroup = what.everyone ? NULL : subgroup_get(what.group->subgroup);
+    if (code == pcclSuccess) code = ops_launch(comm->communicator, &args, sequence);
+    *tag_out = args.tag;
     if (code == pcclSuccess) return code;
     subgroup_put(args.subgroup);
     free(args.parts);
@@ -495,18 +508,18 @@ pcclResult_t pcclCollectiveAsync(const pcclCollective_t *collective, const pcclC
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(collective);
     REQUIRE_NOT_NULL(handle_out);
-    RETURN_IF_FAILED(api_launch_collective(collective, comm));
-    *handle_out = (pcclAsyncReduceOp_t){.comm = (pcclComm_t *)(uintptr_t)comm, .tag = collective->tag};
-    return pcclSuccess;
+    *handle_out = (pcclAsyncReduceOp_t){.comm = (pcclComm_t *)(uintptr_t)comm};
+    return api_launch_collective(collective, comm, OPS_TAGGED, &handle_out->tag);
 }
 
 pcclResult_t pcclCollective(const pcclCollective_t *collective, const pcclComm_t *comm,
                             pcclReduceInfo_t *PCCL_NULLABLE info_out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(collective);
+    uint64_t tag;
     communicator_enter(comm->communicator);
-    pcclResult_t code = api_launch_collective(collective, comm);
-    if (code == pcclSuccess) code = api_await(comm, collective->tag, INT64_MAX, info_out);
+    pcclResult_t code = api_launch_collective(collective, comm, OPS_TAGGED, &tag);
+    if (code == pcclSuccess) code = api_await(comm, tag, INT64_MAX, info_out);
     communicator_exit(comm->communicator);
     return code;
 }

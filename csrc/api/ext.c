@@ -392,6 +392,13 @@ pcclResult_t pccl_ext_snapshot_members(const pcclComm_t *comm, pcclRankUuid_t *u
     return ops_members(comm->communicator, true, (struct wire_id *)(void *)uuids_out, capacity, count_out);
 }
 
+pcclResult_t pccl_ext_launched(const pcclComm_t *comm, uint64_t tag, uint32_t *out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(out);
+    *out = ops_launched(comm->communicator, tag);
+    return pcclSuccess;
+}
+
 pcclResult_t pccl_ext_posted(const pcclComm_t *comm, uint64_t tag, const pcclRankUuid_t *member, bool *posted_out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(member);

@@ -198,8 +198,8 @@ pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out);
 
 // A call that waits for others, begun once and waited for in pieces: what the blocking functions of pccl.h are made of.
 //
-// The memory is the caller's, who reads `result` and what follows it, and keeps off the rest. One thread at a time
-// begins or waits for a ticket, and that may be another one each time.
+// The memory is the caller's, who reads `result` and what follows it, and keeps off the rest. One thread begins a
+// ticket; any number of them may wait for it at a time.
 //
 // A wait that is cut short changes nothing: the call goes on. So does that of a ticket that is forgotten: begun again,
 // a connect, a vote or a round of the same state that no thread is in is taken up, and the older ticket is void
@@ -214,10 +214,11 @@ struct pccl_ticket {
                     // has answered yet, or if it has failed since the keys of no master fit
     pcclReduceInfo_t info; // of a reduce or a multi, as the functions of pccl.h write it; of a sync: the bytes
     int kind;              // 0: nothing was begun with it
+    uint64_t number;       // of an op: its tag
     // inside
     const void *of;
-    uint64_t number;
     struct ops_retry *multi;
+    bool inside; // a thread is in the wait
 };
 
 // Each checks its arguments, with the errors of the function of pccl.h that it is a part of, and begins.
@@ -237,9 +238,14 @@ pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclRed
 pcclResult_t pccl_reduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
                          const pcclComm_t *comm, const pcclReduceOptions_t *options, struct pccl_ticket *ticket,
                          int milliseconds);
-// Launches a collective over a group; one with `survivors` tells its contributors, too.
-pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcclComm_t *comm,
+// Launches a collective over a group; with `survivors` it tells its contributors, too. `sequence` 0: its tag is that of
+// the collective. 1: it is the next one of the calls that have this tag, which ends in 16 bits of 0; its number takes
+// their place. 2: it is numbered among all calls of all members since the topology was updated. `ticket->number` is
+// the tag. A call that is not launched takes no number.
+pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcclComm_t *comm, int sequence,
                                    struct pccl_ticket *ticket);
+// How many calls of sequence 1 with this tag were launched.
+pcclResult_t pccl_ext_launched(const pcclComm_t *comm, uint64_t tag, uint32_t *out);
 // Checks and copies all descriptors, and launches the first ops; waiting launches the others. The buffers belong to the
 // ops until the wait has ended, or the communicator is destroyed. `options` has one for each descriptor, of which
 // `retry`, `launch_only` and `timeout_ms` are not read; NULL: none.

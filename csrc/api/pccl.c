@@ -187,6 +187,8 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
         return detail_fail(pcclInternalError, "the system refused memory or descriptors for a communicator");
     }
     comm->forks = descriptor_forks();
+    pthread_mutex_init(&comm->gate, NULL);
+    platform_cond_init(&comm->left);
     remember(comm);
     *comm_out = comm;
     return pcclSuccess;
@@ -219,6 +221,8 @@ pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm) {
     }
     api_forget(comm);
     connect_free(comm->communicator);
+    pthread_mutex_destroy(&comm->gate);
+    pthread_cond_destroy(&comm->left);
     free(comm);
     return pcclSuccess;
 }

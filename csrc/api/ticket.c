@@ -18,6 +18,7 @@ static void clear(struct pccl_ticket *ticket, const void *of) {
     ticket->kind = 0;
     ticket->of = of;
     ticket->multi = NULL;
+    ticket->inside = false;
 }
 
 static pcclResult_t begun(struct pccl_ticket *ticket, int kind, pcclResult_t code) {
@@ -91,12 +92,12 @@ pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclRed
     return begun(ticket, TICKET_REDUCE, api_launch(sendbuf, recvbuf, descriptor, comm, &wanted, wanted.retry));
 }
 
-pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcclComm_t *comm,
+pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcclComm_t *comm, int sequence,
                                    struct pccl_ticket *ticket) {
     REQUIRE_COMM_AND_TICKET(comm, ticket);
     REQUIRE_NOT_NULL(collective);
-    ticket->number = collective->tag;
-    return begun(ticket, TICKET_REDUCE, api_launch_collective(collective, comm));
+    enum ops_sequence of = (enum ops_sequence)sequence;
+    return begun(ticket, TICKET_REDUCE, api_launch_collective(collective, comm, of, &ticket->number));
 }
 
 pcclResult_t pccl_begin_multi(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
@@ -114,7 +115,6 @@ pcclResult_t pccl_begin_master_end(pcclMasterInstance_t *master, struct pccl_tic
 }
 
 static pcclResult_t wait_for_master(const pcclMasterInstance_t *master, int64_t deadline) {
-    REQUIRE_MASTER(master);
     if (master_await(atomic_load(&master->master), deadline)) return pcclSuccess;
     return detail_fail(pcclTimedOut, "the master still serves");
 }
@@ -128,12 +128,20 @@ static pcclResult_t wait_for_sync(struct communicator *communicator, struct pccl
     return pcclSuccess;
 }
 
-static pcclResult_t wait_on(struct pccl_ticket *ticket, int64_t deadline) {
+static pcclResult_t check(const struct pccl_ticket *ticket) {
     if (ticket->kind == 0) return detail_fail(pcclInvalidUsage, "nothing was begun with this ticket");
-    if (ticket->kind == TICKET_MASTER) return wait_for_master(ticket->of, deadline);
+    if (ticket->kind == TICKET_MASTER) {
+        REQUIRE_MASTER((const pcclMasterInstance_t *)ticket->of);
+    } else {
+        REQUIRE_COMM((const pcclComm_t *)ticket->of);
+    }
+    return pcclSuccess;
+}
+
+static pcclResult_t wait_on(struct pccl_ticket *ticket, int64_t deadline) {
     const pcclComm_t *comm = ticket->of;
-    REQUIRE_COMM(comm);
     switch (ticket->kind) {
+    case TICKET_MASTER: return wait_for_master(ticket->of, deadline);
     case TICKET_REDUCE: return api_await(comm, ticket->number, deadline, &ticket->info);
     case TICKET_SYNC: return wait_for_sync(comm->communicator, ticket, deadline);
     case TICKET_MULTI: return ops_retry_wait(ticket->multi, deadline, &ticket->info);
@@ -141,15 +149,46 @@ static pcclResult_t wait_on(struct pccl_ticket *ticket, int64_t deadline) {
     }
 }
 
+// Any thread may look, at any time; who sees an end finds the rest, too.
+static pcclResult_t result_of(const struct pccl_ticket *ticket) {
+    return __atomic_load_n(&ticket->result, __ATOMIC_ACQUIRE);
+}
+
+static void note(struct pccl_ticket *ticket, pcclResult_t result) {
+    if (result != pcclSuccess) snprintf(ticket->text, sizeof ticket->text, "%s", detail_get());
+    __atomic_store_n(&ticket->result, result, __ATOMIC_RELEASE);
+}
+
+// Lets one thread at a time in. The others see what that one has found, or take its place when it leaves.
+static void wait_alone(pcclComm_t *comm, struct pccl_ticket *ticket, int64_t deadline) {
+    pthread_mutex_lock(&comm->gate);
+    while (ticket->inside && platform_cond_wait(&comm->left, &comm->gate, deadline)) {
+    }
+    bool enters = !ticket->inside && result_of(ticket) == pcclTimedOut;
+    ticket->inside |= enters;
+    pthread_mutex_unlock(&comm->gate);
+    if (!enters) return;
+    note(ticket, wait_on(ticket, deadline));
+    pthread_mutex_lock(&comm->gate);
+    ticket->inside = false;
+    pthread_cond_broadcast(&comm->left);
+    pthread_mutex_unlock(&comm->gate);
+}
+
 pcclResult_t pccl_ticket_wait(struct pccl_ticket *ticket, int milliseconds) {
     REQUIRE_NOT_NULL(ticket);
-    if (ticket->result == pcclTimedOut) {
-        int64_t deadline = milliseconds < 0 ? INT64_MAX : platform_now_ns() + milliseconds * MS_NS;
-        pcclResult_t result = wait_on(ticket, deadline);
-        if (result != pcclSuccess) snprintf(ticket->text, sizeof ticket->text, "%s", detail_get());
-        ticket->result = result; // last: who sees it finds the rest
+    if (result_of(ticket) != pcclTimedOut) return result_of(ticket); // of a communicator that may be gone
+    int64_t deadline = milliseconds < 0 ? INT64_MAX : platform_now_ns() + milliseconds * MS_NS;
+    pcclResult_t usable = check(ticket);
+    if (usable != pcclSuccess || ticket->kind == TICKET_MASTER) {
+        note(ticket, usable == pcclSuccess ? wait_on(ticket, deadline) : usable);
+        return result_of(ticket);
     }
-    return ticket->result;
+    pcclComm_t *comm = (pcclComm_t *)(uintptr_t)ticket->of;
+    communicator_enter(comm->communicator); // which its destruction waits for
+    wait_alone(comm, ticket, deadline);
+    communicator_exit(comm->communicator);
+    return result_of(ticket);
 }
 
 void pccl_ticket_free(struct pccl_ticket *ticket) {

@@ -283,6 +283,9 @@ typedef struct pcclCollective_t {
     bool survivors;             // go on without members that are lost, where that means something
     void *PCCL_NULLABLE stream; // as in pcclReduceOptions_t
     bool background;            // of this member: it sends only while its other large operations have nothing to send
+    // Makes what goes on with `survivors` an op of all members of the peer group. `group` is these, as this member
+    // knows them: one that has heard of a loss and one that has not meet in the op.
+    bool everyone;
 } pcclCollective_t;
 
 // A range of a result whose elements have the same contributors.

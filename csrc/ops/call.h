@@ -26,8 +26,8 @@ struct call_parts {
 // The arguments of a collective call, checked by whoever makes it.
 //
 // A call without a subgroup is of all members of the epoch, and ends when one of them is lost that its caller counts
-// on. One with a subgroup is of the members that it names: it ends when one of those is lost, unless it goes on without
-// them.
+// on, or goes on among those that are left: callers that know different members meet in it. One with a subgroup is of
+// the members that it names: it ends when one of those is lost, unless it goes on without them.
 struct call_args {
     const void *send;
     void *recv; // == send: in place
@@ -37,7 +37,10 @@ struct call_args {
     struct wire_fingerprint fingerprint;
     struct subgroup *subgroup; // or NULL; of a call that was posted: a reference
     struct call_parts *parts;  // of a divided collective; malloc'ed, of a call that was posted: the call table's
-    uint32_t root;             // rank in the subgroup
+    uint32_t root;             // rank in the subgroup; without one, in the group as the caller knows it, and
+    struct wire_id root_id;    // the member that this rank means
+    bool is_root;              // it is the caller
+    bool everyone;             // without a subgroup: goes on when nobody else is left
     bool stochastic;           // rounds stochastically by `rounding`, which begins at the first element of a segment
     struct codec_rounding rounding;
     const float *residual_in; // error feedback, or NULL: added to the input; what quantisation took away

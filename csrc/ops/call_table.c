@@ -127,7 +127,10 @@ static void say_who(const struct call_table *table, struct op *op) {
 
 void call_table_end_lost(struct call_table *table, struct op *op) {
     uint64_t epoch = call_table_counted_loss(table, op);
-    if (op->args.subgroup != NULL) say_who(table, op);
+    if (op->args.subgroup != NULL)
+        say_who(table, op);
+    else if (!call_table_may_go_on(table, op))
+        snprintf(op->outcome.text, sizeof op->outcome.text, "rank %u", op->args.root);
     op->outcome.epoch = epoch != 0 ? epoch : table->now->group_epoch;
     call_table_end(table, op, CALL_LOST);
 }
@@ -274,7 +277,8 @@ static bool name(struct call_table *table, struct op *op) {
 bool call_table_may_go_on(const struct call_table *table, const struct op *op) {
     const struct plan_collective *collective = op_collective(op);
     const struct subgroup *subgroup = op->args.subgroup;
-    if (subgroup == NULL || subgroup_living(subgroup, table->now) == subgroup->count) return true;
+    if (subgroup == NULL) return !collective->rooted || epoch_ring_has(&table->now->ring, &op->args.root_id);
+    if (subgroup_living(subgroup, table->now) == subgroup->count) return true;
     return collective->survives && op->args.retry &&
            (!collective->rooted || subgroup_has(subgroup, op->args.root, table->now));
 }
@@ -289,6 +293,7 @@ bool call_table_find_team(struct call_table *table, struct op *op) {
         *newest = team;
     }
     op->team = *newest;
+    op->root = op->args.subgroup == NULL ? epoch_ring_find(&table->now->ring, &op->args.root_id) : op->args.root;
     return true;
 }
 
@@ -313,7 +318,7 @@ static void begin(struct call_table *table, struct op *op) {
     op->mismatch_reported = op->mismatched = false;
     op->algorithm = plan_choose(&op->args.fingerprint, op->bytes, op->team->count, now->latency_us,
                                 now->megabytes_per_s, op->team->weights != NULL);
-    if (op->team->count < 2 && op->args.subgroup == NULL) {
+    if (op->team->count < 2 && op->args.subgroup == NULL && !op->args.everyone) {
         call_table_end_lost(table, op); // alone: only a loss leads here
         return;
     }

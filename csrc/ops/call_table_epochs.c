@@ -139,7 +139,7 @@ static void freeze(struct call_table *table, struct op *op) {
 }
 
 static void end_if_lost(struct call_table *table, struct op *op) {
-    bool lost = op->args.subgroup != NULL ? !call_table_may_go_on(table, op) : call_table_counted_loss(table, op) != 0;
+    bool lost = !call_table_may_go_on(table, op) || call_table_counted_loss(table, op) != 0;
     if (op->phase != OP_WAITING || !lost) return;
     op_queue_remove(&table->waiting, op);
     call_table_end_lost(table, op);

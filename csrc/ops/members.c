@@ -16,8 +16,13 @@ bool epoch_find_ring(const struct wire_epoch *told, const struct wire_id *self, 
     return true;
 }
 
+uint32_t epoch_ring_find(const struct epoch_ring *ring, const struct wire_id *id) {
+    const struct wire_member *member = wire_member_with(ring->members, ring->count, id);
+    return member == NULL ? (uint32_t)SUBGROUP_NOBODY : (uint32_t)(member - ring->members);
+}
+
 bool epoch_ring_has(const struct epoch_ring *ring, const struct wire_id *id) {
-    return wire_member_with(ring->members, ring->count, id) != NULL;
+    return epoch_ring_find(ring, id) != SUBGROUP_NOBODY;
 }
 
 uint32_t epoch_ring_rank(const struct epoch_ring *ring, uint64_t join_number) {

@@ -63,6 +63,8 @@ struct epoch {
 // The group of `self` in an epoch as the master tells it. False: `self` is not in it.
 bool epoch_find_ring(const struct wire_epoch *told, const struct wire_id *self, struct epoch_ring *out);
 bool epoch_ring_has(const struct epoch_ring *ring, const struct wire_id *id);
+// Returns the rank of a member in ring order; SUBGROUP_NOBODY: it is not there.
+uint32_t epoch_ring_find(const struct epoch_ring *ring, const struct wire_id *id);
 // Returns the rank of a member that joined so: as programs count, by join numbers.
 uint32_t epoch_ring_rank(const struct epoch_ring *ring, uint64_t join_number);
 // A copy, with one reference for the caller; `ring` is that of `told`. `header`: its run and generation. NULL: memory

@@ -80,8 +80,12 @@ static bool grow(struct op_counters *counters) {
     return true;
 }
 
+bool op_counters_reserve(struct op_counters *counters) {
+    return counters->count * 2 < counters->slots || grow(counters);
+}
+
 bool op_counter_take(struct op_counters *counters, uint64_t tag, uint32_t *sequence) {
-    if (counters->count * 2 >= counters->slots && !grow(counters)) return false;
+    if (!op_counters_reserve(counters)) return false;
     struct op_counter *counter = slot_of(counters->list, counters->slots, tag);
     if (counter->next == 0) {
         counters->count++;

@@ -38,6 +38,7 @@ struct op {
     uint64_t in_bytes, out_bytes; // this member reads and writes
     uint64_t result_bytes;        // of what all members of a small op have in common at its end
     const struct team *team;      // those who take part in the epoch in which it was begun; valid while it has begun
+    uint32_t root;                // of a rooted one: the root's rank in that team (team->ranks)
     struct op *parent;            // the call that this is a segment of; NULL: it is a call
     struct segments *segments;    // of a divided op, or NULL
     const struct epoch *epoch;    // in which it was begun; NULL: never yet
@@ -103,8 +104,10 @@ static inline uint32_t op_subgroup_hash(const struct op *op) {
 static inline const struct plan_collective *op_collective(const struct op *op) {
     return plan_collective(op->args.fingerprint.kind);
 }
-// True if this rank is the root.
-static inline bool op_is_root(const struct op *op) { return op->args.subgroup->rank == op->args.root; }
+// True if this member is the root.
+static inline bool op_is_root(const struct op *op) {
+    return op->args.subgroup == NULL ? op->args.is_root : op->args.subgroup->rank == op->args.root;
+}
 // Sets its sizes, by its count.
 void op_measure(struct op *op);
 
@@ -134,6 +137,8 @@ struct op_counters {
     bool full; // so many tags or ops that a fresh group epoch is wanted
 };
 
+// Makes room for one more op of any tag. False: memory was refused.
+bool op_counters_reserve(struct op_counters *counters);
 // The number of the next op of this tag. False: memory was refused.
 bool op_counter_take(struct op_counters *counters, uint64_t tag, uint32_t *sequence);
 // Returns the number of the last op of this tag; 0: none; UINT32_MAX: the next one needs another group epoch.

@@ -477,6 +477,7 @@ static pcclResult_t communicator_collect_vote(struct communicator *c, uint64_t *
         if (communicator_ticket_is_peers_pending(c)) return pcclSuccess;
         member_adopt(c->core, &c->ticket.view);
         engine_voted(c->engine, c->ticket.view.group_epoch);
+        if (c->ticket.type == &votes[WIRE_VOTE_UPDATE]) atomic_store(&c->launched_of_all, 0);
         return pcclSuccess;
     }
     if (c->ticket.code == pcclLeft)

@@ -141,8 +141,17 @@ pcclResult_t communicator_begin_vote(struct communicator *c, enum wire_vote_kind
 // ---- collectives ----
 enum { OPS_CONTRIBUTORS_KEPT = 1024 }; // ops whose contributors are known
 
-// Posts an op whose arguments were checked.
-pcclResult_t ops_launch(struct communicator *c, const struct call_args *args);
+// Calls that are given no tag are numbered: members that make them in the same order give them the same tags. Such a
+// tag is the name of a sequence, whose lower OPS_NUMBER_BITS are 0, and a number. Calls of all members are one
+// sequence, whatever their names, which are made of the members that a caller knows. It begins anew with each update of
+// the topology, from which newcomers count. A call that is not launched takes no number.
+enum { OPS_NUMBER_BITS = 16 };
+enum ops_sequence { OPS_TAGGED, OPS_NUMBERED, OPS_NUMBERED_OF_ALL };
+
+// Posts an op whose arguments were checked. Its tag is `args->tag`, or begins with that; it is written back.
+pcclResult_t ops_launch(struct communicator *c, struct call_args *args, enum ops_sequence sequence);
+// Returns how many ops of a sequence were launched.
+uint32_t ops_launched(struct communicator *c, uint64_t name);
 // Waits for an op until `deadline_ns` (monotonic; INT64_MAX = for ever; pcclTimedOut: it goes on) and takes it; adopts
 // when it returns pcclRankConnectionLost and the communicator lives. `out` is written on success. An op in retry mode
 // adopts whatever it ends with, ends with pcclTooFewPeers when no other member is left, and with

@@ -12,6 +12,7 @@
 
 #include "base/platform.h"
 #include "data/engine.h"
+#include "ops/op.h"
 #include "peer/communicator.h"
 
 struct ticket_type;
@@ -85,6 +86,9 @@ struct communicator {
     struct shared_state *shared_state;      // of shared_state.c
     struct precopy *precopy;                // of the state that newcomers copy; lives as long as the communicator
     struct kept_contributors *contributors; // of ops.c; made at first use
+    pthread_mutex_t numbering;              // of the next two; taken before `lock`, and held while an op is launched
+    struct op_counters launched;            // by the name of the sequence
+    atomic_uint launched_of_all;            // since the topology was updated
     struct control *control;                // of control.c
     struct wire_numbers numbers;            // of the program, the newest of each name; the last reported is last
     bool numbers_new;                       // the master does not know them all

@@ -167,6 +167,7 @@ struct communicator *connect_new(const struct communicator_params *params) {
         return NULL;
     }
     pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->numbering, NULL);
     if (params->transport.keys != NULL) keys_hold(params->transport.keys);
     c->shared_state = shared_state_new();
     c->precopy = precopy_new();

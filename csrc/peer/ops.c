@@ -38,7 +38,7 @@ static pcclResult_t posted(enum call_result result, uint64_t tag) {
 static pcclResult_t launch_locked(struct communicator *c, const struct call_args *args) {
     RETURN_IF_FAILED(communicator_check_usable(c));
     if (!communicator_ticket_is_peers_pending(c)) RETURN_IF_FAILED(communicator_ticket_check_none(c));
-    if (args->subgroup == NULL && member_adopted(c->core)->group_world < 2)
+    if (args->subgroup == NULL && !args->everyone && member_adopted(c->core)->group_world < 2)
         return detail_fail(pcclTooFewPeers, "this peer is alone in its group; admit newcomers with update_topology");
     uint64_t adopted = member_adopted(c->core)->group_epoch;
     c->launches++; // keeps a topology call from beginning between the check and the post
@@ -49,9 +49,38 @@ static pcclResult_t launch_locked(struct communicator *c, const struct call_args
     return posted(result, args->tag);
 }
 
-pcclResult_t ops_launch(struct communicator *c, const struct call_args *args) {
+static pcclResult_t launch(struct communicator *c, const struct call_args *args) {
     communicator_begin(c);
     return communicator_finish(c, launch_locked(c, args));
+}
+
+static pcclResult_t launch_numbered(struct communicator *c, struct call_args *args, bool of_all) {
+    uint64_t name = args->tag;
+    uint32_t number = of_all ? atomic_load(&c->launched_of_all) : op_counter_last(&c->launched, name);
+    if (!of_all && !op_counters_reserve(&c->launched))
+        return detail_fail(pcclInternalError, "the system refused memory for the operation");
+    args->tag = name | (number & ((1U << OPS_NUMBER_BITS) - 1));
+    RETURN_IF_FAILED(launch(c, args));
+    if (of_all)
+        atomic_store(&c->launched_of_all, number + 1);
+    else
+        op_counter_take(&c->launched, name, &number);
+    return pcclSuccess;
+}
+
+pcclResult_t ops_launch(struct communicator *c, struct call_args *args, enum ops_sequence sequence) {
+    if (sequence == OPS_TAGGED) return launch(c, args);
+    pthread_mutex_lock(&c->numbering);
+    pcclResult_t code = launch_numbered(c, args, sequence == OPS_NUMBERED_OF_ALL);
+    pthread_mutex_unlock(&c->numbering);
+    return code;
+}
+
+uint32_t ops_launched(struct communicator *c, uint64_t name) {
+    pthread_mutex_lock(&c->numbering);
+    uint32_t number = op_counter_last(&c->launched, name);
+    pthread_mutex_unlock(&c->numbering);
+    return number;
 }
 
 static struct call_contributors **find_contributors(const struct communicator *c, uint64_t tag) {
@@ -82,6 +111,8 @@ void ops_forget(struct communicator *c) {
     for (size_t i = 0; c->contributors != NULL && i < OPS_CONTRIBUTORS_KEPT; i++)
         free(c->contributors->places[i].contributors);
     free(c->contributors);
+    op_counters_clear(&c->launched);
+    pthread_mutex_destroy(&c->numbering);
 }
 
 bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct call_range *range_out,
@@ -250,8 +281,8 @@ static bool launchable(const struct ops_retry *r, size_t index) {
 }
 
 // False: nothing more can be launched now.
-static bool launch(struct ops_retry *r, size_t index) {
-    pcclResult_t code = ops_launch(r->communicator, &r->ops[index].args);
+static bool launch_next(struct ops_retry *r, size_t index) {
+    pcclResult_t code = ops_launch(r->communicator, &r->ops[index].args, OPS_TAGGED);
     switch (code) {
     case pcclSuccess:
         r->ops[index].state = RETRY_LIVE;
@@ -271,7 +302,7 @@ static bool launch(struct ops_retry *r, size_t index) {
 static void refill(struct ops_retry *r) {
     while (r->first < r->count && r->ops[r->first].state != RETRY_WAITING) r->first++;
     for (size_t i = r->first; i < r->count && r->live < r->max_in_flight && !r->hopeless; i++)
-        if (launchable(r, i) && !launch(r, i)) return;
+        if (launchable(r, i) && !launch_next(r, i)) return;
 }
 
 static void change_holds(struct communicator *c, int by) {

@@ -108,6 +108,36 @@ def take(taken: list[bool], lock: Any, seconds: float = -1) -> bool:
     return bool(taken)
 
 
+CLAIM_SECONDS = 0.0002
+"""Between two tries of a claim that another thread has, which is a rare case."""
+
+
+class Claim:
+    """What one thread at a time may do. A signal handler is refused what the frames below it are doing: no lock would be free."""
+
+    __slots__ = ("_holder",)
+
+    def __init__(self) -> None:
+        self._holder: dict[None, tuple[int]] = {}  # its methods are C functions: no signal comes inside of them
+
+    def run(self, act: Callable[[], object], deadline: Deadline) -> bool:
+        """Calls `act` once no other thread is at it. False: the deadline came first, or this thread is at it already."""
+        own = (threading.get_ident(),)
+        try:
+            while self._holder.setdefault(None, own) is not own:
+                if self._holder.get(None) == own or deadline.passed():
+                    return False
+                deadline.sleep(CLAIM_SECONDS)
+            act()
+            return True
+        finally:
+            try:  # without a call, after which a signal could come
+                if self._holder[None] is own:
+                    del self._holder[None]
+            except KeyError:  # another thread has given it back just now
+                pass
+
+
 class ClosedError(Exception):
     """The object cannot be used any more, and why. Never leaves the package."""
 
@@ -270,13 +300,13 @@ class Ticket:
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
         """Waits for its end; `watch` is called after each slice of the wait.
 
-        Returns its result, however often it is asked, and TIMED_OUT when the deadline came first.
+        Returns its result, however often it is asked, and TIMED_OUT when the deadline came first. Several threads may wait.
         """
         handle = self._home or handle
         while self.c.result == TIMED_OUT:
             try:
                 with handle:
-                    self._poll(deadline.slice_ms())
+                    _C.pccl_ticket_wait(self.c, deadline.slice_ms())
             except ClosedError as error:
                 return self._ended(INVALID_USAGE, str(error))
             if self.c.result != TIMED_OUT:
@@ -287,10 +317,6 @@ class Ticket:
                 return self._timed_out(handle)
         result: int = self.c.result
         return self._ended(result, "" if result == SUCCESS else self._text())
-
-    def _poll(self, milliseconds: int) -> None:
-        """Lets C wait for so long. Only one thread at a time may be in it."""
-        _C.pccl_ticket_wait(self.c, milliseconds)
 
     def check(self) -> None:
         """Raises the error for the result, unless it is success."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from pccl._core.calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, take
+from pccl._core.calls import INVALID_USAGE, SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline
 from pccl._core.enums import DataType, DeviceType, ReduceOp
 from pccl._core.errors import PeerLostError, error_for
 from pccl._core.groups import Group, members_of, name_lost
@@ -19,13 +17,14 @@ from pccl._core.library import _C, _ffi
 from pccl._core.results import CollectiveInfo
 from pccl._core.tensors import InputDigest, RoomPool, overlap, storages_of
 from pccl._exports import publish
-from pccl._ops.operations import OpTicket, contributors
+from pccl._ops.operations import OpTicket
 from pccl._ops.parts import Buffer
 
 _COLLECTIVE = _ffi.typeof("pcclCollective_t *")
 _COUNTS = _ffi.typeof("size_t[]")
 _VOID = _ffi.typeof("void *")
 _SIZE = _ffi.sizeof("pcclCollective_t")
+_TAGGED, _NUMBERED, _NUMBERED_OF_ALL = range(3)
 
 
 class Collective(Enum):
@@ -50,13 +49,11 @@ _TEXTS = {kind: kind.name.lower().replace("_", "-") for kind in Collective}
 class CollectiveOp(OpTicket):
     """A collective in flight. What it was given as `keep` is held until it has ended."""
 
-    __slots__ = ("_handle", "_members")
+    __slots__ = ("_call", "_handle", "_named", "_pool", "_size")
 
     def __init__(
         self,
-        handle: NativeHandle,
-        live: set[Any],
-        pointer: Any,
+        comm: Any,
         kind: Collective,
         group: Group,
         tag: int,
@@ -65,25 +62,45 @@ class CollectiveOp(OpTicket):
         survivors: bool,
         background: bool,
         keep: object,
+        call: Call | None = None,
     ) -> None:
-        """`data`: the addresses of send and recv, elements, their type, reduction, root, stream. `counts`: of send, of recv."""
+        """`data`: the addresses of send and recv, elements, their type, reduction, root, stream. `counts`: of send, of recv.
+
+        `call` is what it is made of, if that is to have its result and its name.
+        """
         send, recv, count, dtype, op, root, stream = data
         sends, receives = (_ffi.NULL if some is None else _ffi.new(_COUNTS, some) for some in counts)
         c_send, c_recv, c_stream = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv), _ffi.cast(_VOID, stream)
         first = _SIZE, kind._value_, dtype._value_, op._value_, root, group._pointer, tag
-        what = _ffi.new(_COLLECTIVE, (*first, c_send, c_recv, count, sends, receives, survivors, c_stream, background))
-        kept = keep, storages_of(keep), sends, receives, group
-        name = _TEXTS[kind]
-        super().__init__(name, "pccl_begin_collective", what, pointer, tag=tag, elastic=survivors, live=live, keep=kept)
-        self._handle = handle
-        self._members = group.members
+        everyone = call is not None and survivors and call.of_everyone
+        rest = c_send, c_recv, count, sends, receives, survivors, c_stream, background, everyone
+        what = _ffi.new(_COLLECTIVE, (*first, *rest))
+        kept = call, keep, storages_of(keep), sends, receives, group
+        sequence = _TAGGED if call is None else call.sequence()
+        arguments = what, comm._pointer, sequence
+        super().__init__(_TEXTS[kind], "pccl_begin_collective", *arguments, elastic=survivors, live=comm._live_ops, keep=kept)
+        self._handle = comm._handle
+        self._pool = comm._pool
+        self._call = call
+        self._size = group.size
+        self._named = group.members if call is None or call.caller_group is None else call.caller_group.members
+        if kind is Collective.SEND and call is not None and call.loads is None:
+            self.name = "recv"  # C has one op for both ends
 
     @property
     def begun(self) -> bool:
         return bool(self.c.kind)
 
     def launch(self) -> None:
-        """Begins it; the errors of a launch."""
+        """Begins it, unless it was begun; the errors of a launch."""
+        if not self._claim.run(self._launch, UNBOUNDED):
+            raise error_for(INVALID_USAGE, self.name, "this thread makes the same call, below a signal handler")
+
+    def _launch(self) -> None:
+        if self.begun:
+            return
+        if self._call is not None and self._call.loads is not None:
+            self._call.loads.load()
         self._live.add(self)
         result = self.begin(self._handle)
         if result != SUCCESS:
@@ -97,37 +114,35 @@ class CollectiveOp(OpTicket):
         PCCLTimeoutError: `timeout` seconds have passed, the op goes on, and is to be waited for again.
         """
         result = super().wait(self._handle, UNBOUNDED if timeout is None else Deadline(timeout))
-        if result != TIMED_OUT and not self.in_flight:
-            self._live.discard(self)
-            self.keep = self.dropped = None
         if result != SUCCESS:
             raise self._error(result)
         info = self.c.info
-        lost = self._elastic and info.local_world_size < len(self._members)
-        ranges = self._contributors or contributors(self._handle, self.tag) if lost else ()
-        return CollectiveInfo(info.local_world_size, info.tx_bytes, info.rx_bytes, ranges)
-
-    def _poll(self, milliseconds: int) -> None:
-        with self.one_caller:  # several threads may wait, and ask `done`
-            _C.pccl_ticket_wait(self.c, milliseconds)  # which gives a result again that it has given
+        return CollectiveInfo(info.local_world_size, info.tx_bytes, info.rx_bytes, self._contributors)
 
     def done(self) -> bool:
         """Whether it has ended, well or badly: then `wait` returns at once."""
         if self.c.result == TIMED_OUT:
-            taken: list[bool] = []
-            try:
-                if take(taken, self.one_caller, 0):  # else another thread waits, and sees the end
-                    with contextlib.suppress(ClosedError), self._handle:
-                        super()._poll(0)
-            finally:
-                if taken:
-                    self.one_caller.release()
+            with contextlib.suppress(ClosedError), self._handle:
+                _C.pccl_ticket_wait(self.c, 0)
         return bool(self.c.result != TIMED_OUT) or self._handle.closed
+
+    @property
+    def _asks_who(self) -> bool:
+        return self._elastic and self.c.result == SUCCESS and self.c.info.local_world_size < self._size
+
+    def _store(self, *, success: bool) -> None:
+        if success and self._call is not None and self._call.stores is not None:
+            self._call.stores.store(self._call.kind.name.lower())
+
+    def _let_go(self, *, success: bool) -> None:
+        super()._let_go(success=success)
+        if self._call is not None:
+            self._call.end(self._pool)
 
     def _error(self, result: int) -> Exception:
         error = error_for(result, self.name, self.detail)
         if isinstance(error, PeerLostError):
-            name_lost(error, self._handle, self._members, members_of(self._handle))
+            name_lost(error, self._handle, self._named, members_of(self._handle))
         return error
 
 
@@ -192,11 +207,16 @@ class Call:
             return None
         return InputDigest(loads.ranges)
 
-    def sequence(self) -> tuple[Any, ...] | None:
-        """In which its number is counted; None: its tag is that of no other call."""
+    @property
+    def name(self) -> int:
+        """Its tag for the library, but for its number, if it has one: what all members make of the same call."""
+        return tag_of(self.numbered, () if self.survivors and self.of_everyone else self.group.members, self.tag)
+
+    def sequence(self) -> int:
+        """How it is numbered (`pccl_begin_collective`); not if its tag is that of no other call."""
         if self.tag is not None and (self.numbered == "group" or not 0 <= self.tag < COUNTED_TAGS):
-            return None
-        return ("all",) if self.of_everyone else (self.numbered, self.group.members, self.tag)
+            return _TAGGED
+        return _NUMBERED_OF_ALL if self.of_everyone else _NUMBERED
 
     def key(self) -> tuple[Any, ...]:
         """What names a call that was cut short and is made again."""
@@ -206,31 +226,19 @@ class Call:
         return self.kind, members, self.tag, self.survivors, tuple(buffers), tuple(rest)
 
 
-class Tags:
-    """The tags of calls in the library.
+NUMBER_BITS = 16
+"""Of a tag, for the number of the call."""
 
-    They are made of the members and of the tag that the caller gave, so that groups do not meet. Calls that are given none are
-    numbered: members give the same tag because they make the same calls in the same order. Calls of all members are numbered
-    from one update of the topology to the next, also across losses, which members may see at different calls.
+
+def tag_of(numbered: str, members: Sequence[UUID], tag: int | None = None) -> int:
+    """The tag of calls in the library, made of the members and of the tag that the caller gave, so that groups do not meet.
+
+    Those that are given no tag are numbered in C, in the lower bits: members make the same calls in the same order.
     """
+    from hashlib import blake2b
 
-    BITS = 16  # of the number; the rest is of the members
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()  # from taking a number to the launch; a signal handler may launch a call meanwhile
-        self.next: Counter[tuple[Any, ...]] = Counter()
-
-    def restart(self) -> None:
-        """The topology was updated: nothing is in flight, and newcomers count from here."""
-        self.next.pop(("all",), None)
-
-    @classmethod
-    def of(cls, numbered: str, members: Sequence[UUID], tag: int | None, number: int) -> int:
-        from hashlib import blake2b
-
-        text = f"{numbered} {tag}".encode() + b"".join(member.bytes for member in members)
-        digest = blake2b(text, digest_size=6).digest()
-        return int.from_bytes(digest, "little") << cls.BITS | number % (1 << cls.BITS)
+    text = f"{numbered} {tag}".encode() + b"".join(member.bytes for member in members)
+    return int.from_bytes(blake2b(text, digest_size=6).digest(), "little") << NUMBER_BITS
 
 
 publish(globals())

@@ -8,7 +8,18 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from pccl._core.calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket, call
+from pccl._core.calls import (
+    INVALID_USAGE,
+    SUCCESS,
+    TIMED_OUT,
+    UNBOUNDED,
+    Claim,
+    ClosedError,
+    Deadline,
+    NativeHandle,
+    Ticket,
+    call,
+)
 from pccl._core.errors import UsageError
 from pccl._core.library import _C, _ffi
 from pccl._core.results import Contributors
@@ -30,19 +41,23 @@ class OpTicket(Ticket):
     operation goes on without members that are lost, and tells who took part.
     """
 
-    __slots__ = ("_contributors", "_elastic", "_last", "_live", "dropped", "left_alone", "tag")
+    __slots__ = ("_claim", "_contributors", "_elastic", "_last", "_live", "dropped", "left_alone", "lost")
 
-    def __init__(
-        self, name: str, begin: str, *arguments: Any, tag: int, elastic: bool, live: set[Any], keep: object = None
-    ) -> None:
+    def __init__(self, name: str, begin: str, *arguments: Any, elastic: bool, live: set[Any], keep: object = None) -> None:
         super().__init__(name, begin, *arguments, keep=keep)
-        self.tag = tag
+        self.lost = ""  # why the result is not in the program's tensor
         self.dropped: Any = None  # of a handle that may be dropped, see Reaper
         self.left_alone = False  # by the reaper, while another thread waits
         self._elastic = elastic
         self._live = live
+        self._claim = Claim()  # to launch it, and to give the program its tensors back
         self._last: Any = None
         self._contributors: tuple[Contributors, ...] = ()
+
+    @property
+    def tag(self) -> int:
+        """Its tag in C, of one that was begun."""
+        return int(self.c.number)
 
     @property
     def ended(self) -> bool:
@@ -58,22 +73,55 @@ class OpTicket(Ticket):
         if self.in_flight:
             if self._last is None:
                 self._last = _ffi.new(_TICKET, self.c[0])
+                self._last.inside = False
             _C.pccl_ticket_wait(self._last, 0)
         if self._elastic and self._last is not None:
             self._contributors = told(comm, self.tag)
 
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
-        """As that of every ticket. While the communicator is being closed, it waits for that: then C touches nothing any more."""
+        """As that of every ticket; at its end the tensors are released.
+
+        While the communicator is being closed, it waits for that: then C touches nothing any more. `close` releases the tensors
+        of an operation that was cancelled with its communicator.
+        """
         handle = self._home or handle
         result = super().wait(handle, deadline, watch)
-        if result == TIMED_OUT or not self.in_flight or not handle.closed or handle.inherited:
+        if result == TIMED_OUT:
             return result
-        if not handle.await_closed(deadline):
+        if self.in_flight and handle.closed and not handle.inherited:
+            if not handle.await_closed(deadline):
+                return self._timed_out(handle)
+            if self._last is not None and self._last.result not in _CANCELLED:
+                self.c = self._last
+                result = super().wait(handle)
+        if not self.in_flight and not self._claim.run(functools.partial(self._finish, handle), deadline):
             return self._timed_out(handle)
-        if self._last is None or self._last.result in _CANCELLED:
-            return result
-        self.c = self._last
-        return super().wait(handle)
+        return self._ended(INVALID_USAGE, self.lost) if self.lost else result
+
+    def _finish(self, handle: NativeHandle) -> None:
+        if self.keep is None:  # it has been; a repeated call has put it there again
+            self._live.discard(self)
+            return
+        success = self.c.result == SUCCESS
+        if self._asks_who and not self._contributors and not handle.closed:  # else they are known
+            self._contributors = contributors(handle, self.tag)
+        try:
+            self._store(success=success)
+        except UsageError as error:
+            self.lost = error.detail
+        self._let_go(success=success)
+        self.keep = self.dropped = None  # last: a signal before it has all of it done again
+
+    @property
+    def _asks_who(self) -> bool:
+        """Whether it is asked at its end who took part in it."""
+        return self._elastic
+
+    def _store(self, *, success: bool) -> None:
+        """Copies the result from memory of the operation's own to the program's tensor. UsageError: that has lost its memory."""
+
+    def _let_go(self, *, success: bool) -> None:
+        self._live.discard(self)
 
 
 def contributors(handle: NativeHandle, tag: int) -> tuple[Contributors, ...]:

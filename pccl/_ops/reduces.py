@@ -11,18 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pccl._core.calls import (
-    INVALID_USAGE,
-    SLICE_MS,
-    SUCCESS,
-    TIMED_OUT,
-    UNBOUNDED,
-    ClosedError,
-    Deadline,
-    NativeHandle,
-    Ticket,
-    take,
-)
+from pccl._core.calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket
 from pccl._core.enums import DataType, DeviceType, ReduceOp
 from pccl._core.errors import PCCLError, PCCLTimeoutError, PeerLostError, Result, UsageError, error_for
 from pccl._core.gpu import DEFAULT_STREAM, hold_stream
@@ -34,7 +23,7 @@ from pccl._core.types import ReduceNumbers, ReduceOpDescriptor, plain_numbers
 from pccl._exports import publish
 from pccl._ops.feedback import ErrorFeedback
 from pccl._ops.handle import Events, Handle
-from pccl._ops.operations import OpTicket, contributors, request_cancel, told
+from pccl._ops.operations import OpTicket, request_cancel, told
 
 if TYPE_CHECKING:
     from pccl._core.gpu import Stream
@@ -83,13 +72,11 @@ class Op(OpTicket):
         "_digestible",
         "_input",
         "_itemsize",
-        "_one_waiter",
         "_plain",
         "_pool",
         "_residuals",
         "_rooms",
         "arguments",
-        "lost",
         "stream",
     )
 
@@ -115,12 +102,14 @@ class Op(OpTicket):
         options = _options(retry, blocks, residual, buffers.stream)
         c_arguments = *addresses, descriptor, comm, options
         kept = *buffers.owners, *storages_of(buffers.owners)
-        super().__init__(name, "pccl_begin_reduce", *c_arguments, tag=numbers[2], elastic=retry, live=live, keep=kept)
+        super().__init__(name, "pccl_begin_reduce", *c_arguments, elastic=retry, live=live, keep=kept)
         self.stream = buffers.stream  # that it was launched after
         self._residuals = None if residual is None else residual.pair  # which keeps them
         self.arguments = arguments
-        self._one_waiter = threading.Lock()  # one thread releases the tensors, once C uses them no more
-        self.lost = ""  # why the result is not in the program's tensor
+
+    @property
+    def tag(self) -> int:
+        return self.arguments[2][2]
 
     @property
     def is_plain(self) -> bool:
@@ -139,7 +128,7 @@ class Op(OpTicket):
             options = _RETRY if retry else _ffi.NULL
             self._arguments = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv), _ffi.new(_DESCRIPTOR, numbers), comm, options
             self.arguments = send, recv, numbers, retry, None, None
-            self.tag, self._elastic, self._plain = tag, retry, plain
+            self._elastic, self._plain = retry, plain
             self._itemsize, self._bytes = dtype.itemsize, count * dtype.itemsize
 
     def run(self, handle: NativeHandle) -> ReduceInfo | None:
@@ -203,37 +192,10 @@ class Op(OpTicket):
         for room in rooms:
             self._pool.give(room)
 
-    def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
-        """As that of every ticket; at its end the tensors are released. Several threads may wait, one at a time.
-
-        `close` releases those of an op that was cancelled with its communicator.
-        """
-        left = deadline.remaining()
-        taken: list[bool] = []
-        try:
-            if not take(taken, self._one_waiter, -1 if left is None else left):
-                return TIMED_OUT
-            handle = self._home or handle
-            result = super().wait(handle, deadline, watch)
-            if result != TIMED_OUT and not self.in_flight:
-                if self._elastic and not handle.closed and self.keep is not None:  # else they are known
-                    self._contributors = contributors(handle, self.tag)
-                try:
-                    self._store(success=result == SUCCESS)
-                except UsageError as error:
-                    self.lost = error.detail
-                self._let_go(success=result == SUCCESS)
-                self.keep = None
-                self.dropped = None
-            return self._ended(INVALID_USAGE, self.lost) if self.lost else result
-        finally:
-            if taken:
-                self._one_waiter.release()
-
     def _let_go(self, *, success: bool) -> None:
         if self._residuals is not None and (residual := self.arguments[5]) is not None:
             residual.give_back(self._residuals, success)
-        self._live.discard(self)
+        super()._let_go(success=success)
 
     def check(self) -> None:
         """As that of every ticket; the error tells what had been completed."""
@@ -360,10 +322,8 @@ class DroppedHandle(weakref.ref[Handle[Any]]):
     inside a `__del__` would lose the op.
     """
 
-    __slots__ = ("ends_by", "op")
+    __slots__ = ("op",)
     op: OpTicket
-    ends_by: Callable[[NativeHandle, Deadline], bool]
-    """Waits for the end of what the handle was of. False: the deadline came first."""
 
 
 class Reaper:
@@ -391,10 +351,10 @@ class Reaper:
             with contextlib.suppress(RuntimeError):  # what later ones raise
                 self._thread.start()
 
-    def watch(self, handle: Handle[Any], op: OpTicket, ends_by: Callable[[NativeHandle, Deadline], bool]) -> None:
-        """From now on the op is awaited here, by `ends_by`, when `handle` is dropped."""
+    def watch(self, handle: Handle[Any], op: OpTicket) -> None:
+        """From now on the op is awaited here when `handle` is dropped."""
         dropped = DroppedHandle(handle, self._dropped.put)
-        dropped.op, dropped.ends_by = op, ends_by
+        dropped.op = op
         op.dropped = dropped
 
     def stop(self) -> None:
@@ -417,7 +377,7 @@ class Reaper:
         if dropped.op.left_alone and not dropped.op.ended:
             deadline.sleep(SLICE_MS / 1000)
             return False
-        return dropped.ends_by(self._handle, deadline)
+        return OpTicket.wait(dropped.op, self._handle, deadline) != TIMED_OUT
 
     def _owns(self, dropped: DroppedHandle) -> bool:
         """Whether nobody else will await the op. A call that is repeated makes the new handle before it gives the op up."""

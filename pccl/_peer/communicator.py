@@ -276,7 +276,7 @@ class Communicator(NamedCollectives):
             if launched.begin(self._handle) != SUCCESS:
                 self._forget(launched.tag, launched)
                 launched.check()
-            self._reaper.watch(handle, launched, lambda native, deadline: launched.wait(native, deadline) != TIMED_OUT)
+            self._reaper.watch(handle, launched)
         self._forget(launched.tag, launched)
         return handle
 

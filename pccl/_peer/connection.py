@@ -40,7 +40,6 @@ from pccl._core.names import check_name, text_of
 from pccl._core.tensors import RoomPool, require_kind
 from pccl._host.files import event_file
 from pccl._host.waits import IN_RUN, NOT_JOINED, master_patience, may_begin, tell_supervisor
-from pccl._ops.collectives import Tags
 from pccl._ops.handle import Events
 from pccl._ops.operations import stop
 from pccl._ops.reduces import Reaper
@@ -393,7 +392,6 @@ class Connection(Membership):
         self._events = Events(self._handle)
         self._leaves = False
         self._reaper = Reaper(self._handle, self._unfinished)
-        self._tags = Tags()
 
     def _replace(self, pointer: Any, ip: IP | None) -> None:
         """Adopts a new C communicator, whose predecessor is closed. Closes it too if `close` was called meanwhile."""
@@ -498,7 +496,6 @@ class Connection(Membership):
             raise
         self._connected = True
         self._begin_spans()
-        self._tags.restart()
         self._forget("pcclConnect", ticket)
         if len(self._endpoints) > 1:
             with contextlib.suppress(RuntimeError):  # the system refuses the thread

@@ -30,7 +30,7 @@ from pccl._core.names import name_of
 from pccl._core.tensors import require_kind
 from pccl._host.files import PATH_BYTES
 from pccl._host.waits import WaitLog
-from pccl._ops.collectives import CollectiveOp, Tags
+from pccl._ops.collectives import CollectiveOp
 from pccl._ops.operations import OpTicket
 from pccl._ops.reduces import Multi, Op
 from pccl._watch.reports import MISSING
@@ -72,7 +72,6 @@ class Membership:
 
     _handle: NativeHandle
     _pointer: Any
-    _tags: Tags
     _unfinished: dict[object, Ticket]
     """Calls whose result was not delivered: under way, or cut short and not repeated yet. Those of ops by their tags."""
     _live_ops: set[OpTicket]
@@ -403,8 +402,6 @@ class Membership:
         with self._alone(name, *alone):
             ticket = self._finish(name, begin, deadline=deadline)
             value: int = ticket.c.value
-            if name == "pcclUpdateTopology":
-                self._tags.restart()
         self._forget(name, ticket)
         return value
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from uuid import UUID
 
-from pccl._core.calls import Deadline, NativeHandle, whole_number
+from pccl._core.calls import Deadline, call, whole_number
 from pccl._core.enums import DataType, ReduceOp
-from pccl._core.errors import PCCLError, PCCLTimeoutError, PeerLostError, Result, UsageError, error_for
+from pccl._core.errors import PCCLError, PCCLTimeoutError, PeerLostError, Result, error_for
 from pccl._core.gpu import common_stream, hold_stream
 from pccl._core.groups import Group, name_lost
+from pccl._core.library import _ffi
 from pccl._core.results import CollectiveInfo
 from pccl._core.tensors import InputDigest, require, require_kind
 from pccl._exports import publish
-from pccl._ops.collectives import Call, Collective, CollectiveOp, Everyone, Tags
+from pccl._ops.collectives import NUMBER_BITS, Call, Collective, CollectiveOp, Everyone, tag_of
 from pccl._ops.handle import Handle
 from pccl._ops.operations import request_cancel
 from pccl._ops.parts import (
@@ -61,12 +62,9 @@ class CollectiveHandle(Handle[CollectiveInfo]):
         super().__init__(comm._events)
         self._comm = comm
         self._call = call
-        self._root = call.group.members[call.arguments["root"]] if "root" in call.arguments else None
-        self._number: int | None = None
-        self._op: CollectiveOp | None = None
+        self._op = comm._prepare_call(call)
         self._input: InputDigest | None = None
         self._cancelled = False
-        self._watched = False  # if it is dropped, it is awaited in the background
 
     @property
     def tag(self) -> int | None:
@@ -74,78 +72,25 @@ class CollectiveHandle(Handle[CollectiveInfo]):
         return self._call.tag
 
     def begin(self) -> CollectiveHandle:
-        """Launches it, unless it was launched. Each step may be the last before a signal, and is found by the next call."""
-        call, tags = self._call, self._comm._tags
-        self._comm._handle.check_owner(call.kind.name.lower())  # a thread of the parent process may have held the lock below
-        sequence = call.sequence()
-        if self._op is None and call.loads is not None:
-            call.loads.load()
-        with tags.lock:
-            if self._number is None:
-                self._number = 0 if sequence is None else tags.next[sequence]
-            if self._op is None:
-                self._op = self._prepare(call.group)
-            if not self._op.begun:
-                if sequence is not None:
-                    tags.next[sequence] = self._number + 1
-                try:
-                    self._op.launch()
-                except UsageError:  # it takes no number: the others wait for a right one
-                    if sequence is not None:
-                        tags.next[sequence] = self._number
-                    raise
+        """Launches it, unless it was launched."""
+        self._comm._handle.check_owner(self._call.kind.name.lower())
+        self._op.launch()
+        if self._cancelled:
+            request_cancel(self._comm._handle, self._op)
         return self
 
-    def watch(self) -> None:
-        """Has the collective awaited in the background if this handle is dropped: others may wait for it, also after a loss."""
-        assert self._op is not None  # begun
-        twin = CollectiveHandle.__new__(CollectiveHandle)
-        vars(twin).update(vars(self), _comm=weakref.proxy(self._comm), _watched=False)  # it does not keep the communicator
-        self._watched = True
-        self._comm._reaper.watch(self, self._op, twin._ends_by)
-
-    def _ends_by(self, _: NativeHandle, deadline: Deadline) -> bool:
-        try:
-            self._complete(deadline)
-        except PCCLTimeoutError:
-            return False
-        except ReferenceError:  # the communicator is gone, and has ended it
-            pass
-        return True
-
     def _advance(self, deadline: Deadline) -> CollectiveInfo:
-        while True:
-            assert self._op is not None  # begun
-            try:
-                if not self._op.begun:
-                    self._op.launch()
-                    if self._cancelled:
-                        request_cancel(self._comm._handle, self._op)
-                info = self._op.wait(deadline.remaining())
-            except PeerLostError as error:
-                self._begin_again(error)
-                continue
-            if self._call.stores is not None:
-                self._call.stores.store(self._call.kind.name.lower())
-            self._call.end(self._comm._pool)
-            return info
+        return self._op.wait(deadline.remaining())
 
     def _request_cancel(self) -> None:
         self._cancelled = True
-        if not self._ended and self._op is not None:
+        if not self._ended:
             request_cancel(self._comm._handle, self._op)
 
     def wait_stream(self, stream: Stream | None = None) -> None:
-        """As `AsyncReduceHandle.wait_stream`, for a collective whose tensors are at a GPU.
-
-        UsageError: a collective of all members with `survivors`, which is begun again where a member is lost.
-        """
-        if self._call.survivors and self._call.of_everyone:
-            text = "a stream cannot wait for a collective that may be repeated; pass survivors=False, or wait on the host"
-            raise UsageError(Result.INVALID_USAGE, "wait_stream", text)
-        op = self._op
-        if not self._ended and op is not None and not op.ended:
-            hold_stream(self._comm._handle, op.tag, stream, self._call.arguments["stream"], "wait_stream")
+        """As `AsyncReduceHandle.wait_stream`, for a collective whose tensors are at a GPU."""
+        if not self._ended and not self._op.ended:
+            hold_stream(self._comm._handle, self._op.tag, stream, self._call.arguments["stream"], "wait_stream")
 
     def note_input(self) -> None:
         self._input = self._input or self._call.input_digest()
@@ -153,34 +98,6 @@ class CollectiveHandle(Handle[CollectiveInfo]):
     def check_input(self) -> None:
         if self._input is not None and not self._ended:
             self._input.check(self._call.kind.name.lower())
-
-    def _prepare(self, group: Group) -> CollectiveOp:
-        assert self._number is not None
-        tag = Tags.of(self._call.numbered, group.members, self._call.tag, self._number)
-        # Members may know a different Everyone after a loss: none of these waits for the others, it ends and is made again.
-        survivors = self._call.survivors and not self._call.of_everyone
-        arguments = self._call.arguments
-        keep = self._call, [buffer.owner for buffer in (self._call.loads, self._call.stores) if buffer is not None]
-        op = self._comm._prepare(self._call.kind, group=group, tag=tag, survivors=survivors, keep=keep, **arguments)
-        if self._call.kind is Collective.SEND and self._call.loads is None:
-            op.name = "recv"  # C has one op for both ends
-        return op
-
-    def _begin_again(self, error: PeerLostError) -> None:
-        """Among those that live, if a call of all members is to go on without the others; else raises the error."""
-        call = self._call
-        living = self._comm.members
-        named = (call.caller_group or call.group).members
-        name_lost(error, self._comm._handle, named, living)
-        root = self._root
-        if not (call.of_everyone and call.survivors) or (root is not None and root not in living):
-            raise error
-        left = [member for member in call.group.members if member in living]
-        if root is not None:
-            call.arguments["root"] = left.index(root)
-        self._op = self._prepare(self._comm.group(left))
-        if self._watched:
-            self.watch()
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "in flight"
@@ -563,8 +480,7 @@ class NamedCollectives(Connection):
         while True:
             begun = {key[1] for key in list(self._cut_short) if key[0] is Collective.SEND and key[2] == tag}
             for rank, pair in enumerate(pairs):
-                number = self._tags.next["send", pair, tag]
-                if rank != group.rank and (pair in begun or self.posted(Tags.of("send", pair, tag, number), pair[0])):
+                if rank != group.rank and (pair in begun or self._has_sent(pair, tag)):
                     return rank
             living = set(self.members)
             if not any(sender in living for sender, _ in pairs if sender != pairs[group.rank][0]):
@@ -576,6 +492,13 @@ class NamedCollectives(Connection):
                 raise PCCLTimeoutError(Result.TIMED_OUT, "recv", "no member has sent anything; call recv again to wait on")
             deadline.sleep(pause)
             pause = min(2 * pause, POLL_MOST_SECONDS)
+
+    def _has_sent(self, pair: tuple[UUID, UUID], tag: int | None) -> bool:
+        """Whether the first of two members has sent the next message of this tag to the second one, this peer."""
+        name = tag_of("send", pair, tag)
+        launched = _ffi.new("uint32_t *")
+        call(self._handle, "pccl_ext_launched", name, launched)
+        return self.posted(name | launched[0] % (1 << NUMBER_BITS), pair[0])
 
     # ---- on addresses ----
 
@@ -608,11 +531,7 @@ class NamedCollectives(Connection):
         """
         data = send, recv, count, dtype, op, root, stream
         counts = send_counts, recv_counts
-        return CollectiveOp(
-            self._handle, self._live_ops, self._pointer, kind, group, tag, data, counts, survivors, background, keep
-        )
-
-    _prepare: Callable[..., CollectiveOp] = launch.__wrapped__  # type: ignore[attr-defined]  # the op that is not launched yet
+        return CollectiveOp(self, kind, group, tag, data, counts, survivors, background, keep)
 
     # ---- inside ----
 
@@ -620,6 +539,21 @@ class NamedCollectives(Connection):
         super()._adopt(pointer, ip)
         self._cut_short: dict[tuple[Any, ...], CollectiveHandle] = {}
         self._everyone: Everyone | None = None
+
+    def _prepare_call(self, call: Call) -> CollectiveOp:
+        """The operation of a call, which is not launched yet."""
+        given = call.arguments
+        data = (
+            *(given[name] for name in ("send", "recv")),
+            given.get("count", 0),
+            given.get("dtype", DataType.UINT8),
+            given.get("op", ReduceOp.SUM),
+            given.get("root", 0),
+            given.get("stream", 0),
+        )
+        counts = given.get("send_counts"), given.get("recv_counts")
+        keep = [buffer.owner for buffer in (call.loads, call.stores) if buffer is not None]
+        return CollectiveOp(self, call.kind, call.group, call.name, data, counts, call.survivors, False, keep, call)
 
     def _group_of(self, group: Group | None) -> Group:
         if group is not None:
@@ -636,7 +570,7 @@ class NamedCollectives(Connection):
         call.make_private(self._pool)
         self._reaper.start()
         handle = CollectiveHandle(self, call).begin()
-        handle.watch()
+        self._reaper.watch(handle, handle._op)
         return handle
 
     def _finish_call(self, call: Call, timeout: float | None) -> CollectiveInfo:

@@ -211,8 +211,7 @@ class Launcher(Losses):
             text = f"{_MOST} calls are in flight, which is the limit; wait for some of them first"
             raise CollectiveError(Result.INVALID_USAGE, name, text)
         try:
-            op = self.communicator._prepare(kind, group=group, survivors=survivors, **arguments)
-            op.launch()
+            op = self.communicator.launch(kind, group=group, survivors=survivors, **arguments)
         except PCCLError as error:
             raise translated(error, name, self.view.members, self.names(self.view.members)) from error
         return CoreCall(self, self._agree, name, number, group, op, scaled, again, survivors=survivors, asked=asked)

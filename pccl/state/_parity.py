@@ -42,7 +42,7 @@ from pccl._core.names import name_of, peer_label
 from pccl._core.results import ParityInfo
 from pccl._core.tensors import is_expanded, is_numpy_array, is_torch_tensor, require_kind
 from pccl._core.types import TensorInfo
-from pccl._ops.collectives import Collective, Tags
+from pccl._ops.collectives import Collective, tag_of
 from pccl._peer.communicator import Communicator, roll
 from pccl._peer.shared_state import SharedState
 from pccl.state._entries import COMPILED
@@ -420,7 +420,7 @@ class _Check:
             yield self._comm.launch(
                 Collective.BROADCAST,
                 group=group,
-                tag=Tags.of("check_parity", group.members, None, 0),
+                tag=tag_of("check_parity", group.members),
                 send=info.data_ptr,
                 recv=info.data_ptr,
                 dtype=DataType.UINT8,

@@ -23,6 +23,7 @@ from performers import PATIENCE
 
 import pccl
 from pccl import Communicator, MasterNode
+from pccl._core.calls import Deadline
 from pccl._peer.sparse import SparseAverage
 
 uvloop = pytest.importorskip("uvloop")
@@ -476,12 +477,11 @@ def test_a_signal_handler_may_cancel_what_its_thread_waits_for(pair, kind):
 @pytest.mark.parametrize("kind", ["broadcast", "sparse"])
 def test_a_forked_child_is_told_so_though_a_thread_of_its_parent_launches(pair, kind):
     held, let_go = threading.Event(), threading.Event()
-    handle = KINDS[kind](pair[0], 3)
+    handle: Any = KINDS[kind](pair[0], 3)
 
     def launch() -> None:
-        with pair[0]._tags.lock:
-            held.set()
-            let_go.wait(PATIENCE)
+        op = getattr(handle._op, "_op", handle._op)
+        op._claim.run(lambda: (held.set(), let_go.wait(PATIENCE)), Deadline(None))
 
     launcher = threading.Thread(target=launch)
     launcher.start()

@@ -22,7 +22,7 @@ static bool broadcast_begin(struct engine *engine, struct op *op) {
     struct broadcast *b = op->work;
     const struct team *now = op->team;
     b->root = op_is_root(op);
-    b->last = now->ranks[(now->place + 1) % now->count] == op->args.root;
+    b->last = now->ranks[(now->place + 1) % now->count] == op->root;
     b->moving.receive_left = b->root ? 0 : op->bytes;
     b->moving.send_left = b->last ? 0 : op->bytes;
     if (b->root && !ranges_add(&b->whole, 0, op->count)) return false;

@@ -148,7 +148,7 @@ static uint64_t part_bytes(const struct op *op, uint32_t rank) {
     const struct plan_collective *collective = op_collective(op);
     if (collective->reduces || op->args.fingerprint.kind == PLAN_ALL_TO_ALL) return op->bytes;
     if (collective->gathers) return op->args.parts->sizes[rank] * op->element;
-    return collective->rooted && rank == op->args.root ? op->bytes : 0;
+    return collective->rooted && rank == op->root ? op->bytes : 0;
 }
 
 // result = the inputs one after another, by rank; of most collectives that is one input alone.
@@ -156,7 +156,8 @@ static void gather_parts(const struct op *op, uint8_t *result) {
     const struct team *now = op->team;
     const struct direct *direct = op->work;
     uint64_t at = 0;
-    for (uint32_t rank = 0; op->args.subgroup != NULL && rank < op->args.subgroup->count; rank++) {
+    uint32_t ranks = op->args.subgroup == NULL ? now->epoch->ring.count : op->args.subgroup->count;
+    for (uint32_t rank = 0; rank < ranks; rank++) {
         uint64_t bytes = part_bytes(op, rank);
         if (bytes == 0) continue;
         uint32_t place = 0;

@@ -40,7 +40,7 @@ static struct plan_range shard_of(const struct op *op, uint32_t shard) {
     const struct team *now = op->team;
     if (!is_half(op)) return plan_shard(op->count, now->count, shard);
     uint32_t owner = now->ranks[(shard + now->count - 1) % now->count];
-    if (op->args.parts == NULL) return (struct plan_range){0, owner == op->args.root ? op->count : 0};
+    if (op->args.parts == NULL) return (struct plan_range){0, owner == op->root ? op->count : 0};
     const struct call_part *part = &op->args.parts->to[owner];
     return (struct plan_range){part->at, part->at + part->count};
 }

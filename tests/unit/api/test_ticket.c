@@ -100,6 +100,82 @@ static void test_tickets(void) {
     CHECK_EQ(pcclDestroyMaster(run.master), pcclSuccess);
 }
 
+enum { WAITERS = 4 };
+
+static void *wait_for_op(void *ticket) {
+    pcclResult_t result;
+    AWAIT((result = pccl_ticket_wait(ticket, SOON)) != pcclTimedOut, continue);
+    return (void *)(uintptr_t)result;
+}
+
+static void test_several_waiters(void) {
+    struct run run;
+    check_case("several threads wait for an operation, and all of them see its end");
+    start_run(&run, 2);
+    float x = 1, y = 2;
+    pcclReduceDescriptor_t descriptor = sum_of(1, 3);
+    struct pccl_ticket at_a, at_b;
+    pthread_t threads[WAITERS];
+    REQUIRE(pccl_begin_reduce(&x, &x, &descriptor, run.comms[0], NULL, &at_a) == pcclSuccess);
+    for (size_t i = 0; i < WAITERS; i++) REQUIRE(pthread_create(&threads[i], NULL, wait_for_op, &at_a) == 0);
+    CHECK_EQ(pccl_ticket_wait(&at_a, SOON), pcclTimedOut);
+    REQUIRE(pccl_begin_reduce(&y, &y, &descriptor, run.comms[1], NULL, &at_b) == pcclSuccess);
+    CHECK_EQ(end(pcclSuccess, &at_b), pcclSuccess);
+    for (size_t i = 0; i < WAITERS; i++) {
+        void *result;
+        pthread_join(threads[i], &result);
+        CHECK_EQ((uintptr_t)result, pcclSuccess);
+    }
+    CHECK(x == 3 && y == 3);
+    end_run(&run);
+}
+
+static pcclResult_t begin_barrier(pcclComm_t *comm, const pcclGroup_t *group, size_t size, int sequence,
+                                  struct pccl_ticket *ticket) {
+    pcclCollective_t barrier = {.size = size, .kind = pcclCollectiveBarrier, .group = group, .tag = 5 << 16};
+    return pccl_begin_collective(&barrier, comm, sequence, ticket);
+}
+
+static void test_numbers(void) {
+    struct run run;
+    check_case("calls are numbered by what was launched");
+    start_run(&run, 2);
+    pcclRankUuid_t members[2];
+    size_t count;
+    struct pccl_ticket tickets[2];
+    pcclGroup_t *groups[2];
+    REQUIRE(pcclGetMembers(run.comms[0], members, 2, &count) == pcclSuccess);
+    for (size_t i = 0; i < 2; i++) REQUIRE(pcclCreateGroup(run.comms[i], members, 2, &groups[i]) == pcclSuccess);
+    for (int sequence = 1; sequence <= 2; sequence++)
+        for (uint64_t number = 0; number < 3; number++) {
+            CHECK_EQ(begin_barrier(run.comms[0], groups[0], 1, sequence, &tickets[0]), pcclInvalidArgument); // no size
+            for (size_t i = 0; i < 2; i++)
+                REQUIRE(begin_barrier(run.comms[i], groups[i], sizeof(pcclCollective_t), sequence, &tickets[i]) ==
+                        pcclSuccess);
+            for (size_t i = 0; i < 2; i++) {
+                CHECK_EQ(tickets[i].number, 5 << 16 | number);
+                CHECK_EQ(end(pcclSuccess, &tickets[i]), pcclSuccess);
+            }
+        }
+    uint32_t launched;
+    CHECK_EQ(pccl_ext_launched(run.comms[0], 5 << 16, &launched), pcclSuccess);
+    CHECK_EQ(launched, 3);
+    CHECK_EQ(pccl_ext_launched(run.comms[0], 6 << 16, &launched), pcclSuccess);
+    CHECK_EQ(launched, 0);
+    check_case("of all members from an update of the topology on");
+    for (size_t i = 0; i < 2; i++) REQUIRE(pccl_begin_update(run.comms[i], &tickets[i]) == pcclSuccess);
+    for (size_t i = 0; i < 2; i++) CHECK_EQ(end(pcclSuccess, &tickets[i]), pcclSuccess);
+    for (int sequence = 1; sequence <= 2; sequence++) {
+        for (size_t i = 0; i < 2; i++)
+            REQUIRE(begin_barrier(run.comms[i], groups[i], sizeof(pcclCollective_t), sequence, &tickets[i]) ==
+                    pcclSuccess);
+        CHECK_EQ(tickets[0].number, 5 << 16 | (sequence == 1 ? 3 : 0));
+        for (size_t i = 0; i < 2; i++) CHECK_EQ(end(pcclSuccess, &tickets[i]), pcclSuccess);
+    }
+    for (size_t i = 0; i < 2; i++) pcclDestroyGroup(groups[i]);
+    end_run(&run);
+}
+
 static void *ticket_main(void *ticket) { return (void *)(uintptr_t)pccl_ticket_wait(ticket, -1); }
 
 static bool is_inside(struct communicator *c) {
@@ -273,6 +349,8 @@ static void test_events(void) {
 int main(void) {
     REQUIRE(pcclInit() == pcclSuccess);
     test_tickets();
+    test_several_waiters();
+    test_numbers();
     test_tickets_in_threads();
     test_names_are_checked_by_every_begin();
     test_events();

@@ -204,6 +204,24 @@ static inline struct op *post_list(uint64_t tag, uint8_t kind, uint64_t bytes, b
     return op;
 }
 
+// Of all members, among the survivors; `root` is a member's number.
+static inline struct op *post_everyone(uint64_t tag, uint8_t kind, uint64_t bytes, uint8_t root) {
+    static uint8_t nothing;
+    struct call_args args = {.send = &nothing,
+                             .recv = &nothing,
+                             .tag = tag,
+                             .fingerprint = {.kind = kind, .count = bytes},
+                             .root = root,
+                             .root_id = root == 0 ? own : others[root].id,
+                             .is_root = root == 0,
+                             .retry = true,
+                             .everyone = true,
+                             .tell = true};
+    struct op *op = NULL;
+    CHECK(call_table_post(&table, &args, 1, table.now->group_epoch, &op) == CALL_OK);
+    return op;
+}
+
 static inline void verdict(enum wire_verdict_kind kind, const struct op *op) {
     static struct wire_verdict message;
     message = (struct wire_verdict){.name = op->name, .kind = (uint8_t)kind, .text = {3, "why"}};

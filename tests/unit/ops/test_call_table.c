@@ -499,6 +499,49 @@ static void test_list_signals(void) {
     end();
 }
 
+static void test_everyone(void) {
+    begin();
+    check_case("an op of everyone goes on without a lost member, alone too, and its root keeps its part");
+    enter(1, 3);
+    call_table_links_ready(&table);
+    struct op *broadcast = post_everyone(1, PLAN_BROADCAST, LARGE, 1),
+              *reduce = post_everyone(2, PLAN_REDUCE, LARGE, 0);
+    struct op *from_lost = post_everyone(3, PLAN_BROADCAST, LARGE, 2), *barrier = post_everyone(4, PLAN_BARRIER, 0, 0);
+    said[0] = '\0';
+    CHECK(broadcast->root == 1 && reduce->root == 0 && from_lost->root == 2);
+    CHECK(op_is_root(reduce) && !op_is_root(broadcast) && reduce->out_bytes == LARGE && broadcast->in_bytes == 0);
+    call_table_note_loss(&table, 2);
+    enter(2, 2); // without member 2
+    said[0] = '\0';
+    struct op *late = post_everyone(5, PLAN_BROADCAST, LARGE, 2), *next = post_everyone(6, PLAN_BROADCAST, LARGE, 1);
+    verdict(WIRE_VERDICT_ABORT, broadcast);
+    verdict(WIRE_VERDICT_ABORT, reduce);
+    verdict(WIRE_VERDICT_ABORT, from_lost);
+    verdict(WIRE_VERDICT_ABORT, barrier);
+    check_said("end 3: 2 ");
+    call_table_links_ready(&table);
+    check_said("end 5: 2 start 6.0 start 1.0 again start 2.0 again start 4.0 again ");
+    CHECK_EQ(broadcast->contributors, 2);
+    CHECK_EQ(next->phase, OP_RUNNING);
+    for (int i = 0; i < 2; i++) {
+        struct op *lost = i == 0 ? from_lost : late;
+        struct call_outcome outcome = take(lost);
+        CHECK_EQ(outcome.epoch, 2);
+        CHECK(strcmp(outcome.text, "rank 2") == 0);
+        free(outcome.contributors);
+    }
+    call_table_note_loss(&table, 3);
+    enter(3, 1);
+    verdict(WIRE_VERDICT_ABORT, reduce);
+    verdict(WIRE_VERDICT_ABORT, broadcast);
+    said[0] = '\0';
+    call_table_links_ready(&table);
+    check_said("start 2.0 again ");
+    CHECK_EQ(reduce->contributors, 1);
+    CHECK(broadcast->phase == OP_ENDED && broadcast->outcome.result == CALL_LOST);
+    end();
+}
+
 static void test_limits(void) {
     begin();
     check_case("one call for a tag, and no more than may be live");
@@ -545,6 +588,7 @@ int main(void) {
     test_list_goes_on();
     test_list_root();
     test_list_signals();
+    test_everyone();
     test_limits();
     test_wait_span();
     return check_status();
