@@ -32,7 +32,7 @@ struct call {
     // of a call over a list
     uint8_t kind;
     uint32_t count, rank, root; // count 0: it is one of all
-    struct wire_id ids[SLOTS];
+    struct wire_id ids[DATA_SLOTS];
 };
 
 // Another process, as long as this one knows it.
@@ -52,7 +52,7 @@ struct engine_model {
     const struct epoch *pending; // as in data/core.h
     bool pending_ready;
     bool woken;
-    struct neighbour *neighbours; // owned
+    struct neighbour *neighbours[SLOTS]; // owned; by slot
     struct call_table call_table;
     struct op_queue posted; // large, to be begun
     struct call calls[TAGS];

@@ -193,7 +193,7 @@ def read_faults(text: str) -> int:
 @click.option(
     "--peers",
     type=click.IntRange(2, 1000),
-    help="peers at a time; above 16: takeovers alone  [default: 2 to 8, chosen by the seed]",
+    help="peers at a time; the programs of more than 16 only vote  [default: 2 to 8, chosen by the seed]",
 )
 @click.option("--masters", type=click.IntRange(1, 3), help="the first master and its standbys  [default: chosen by the seed]")
 @click.option(

@@ -8,18 +8,18 @@
 
 enum { FLIPS_IN = 1500, RESUME_FLIPS_IN = 4 }; // frames per changed bit; RESUMEs per changed or forged one
 
-void controls_begin(struct pccl_sim *s) { memset(s->controls, 0, CONTROLS_MOST * sizeof s->controls[0]); }
+void controls_begin(struct pccl_sim *s) { memset(s->controls, 0, controls_most(s) * sizeof s->controls[0]); }
 
 static void control_free(struct control *control) {
     if (!control->at_peer && !control->at_master) control->used = false;
 }
 
 struct control *control_open(struct pccl_sim *s, int slot, uint32_t master) {
-    for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
+    for (uint32_t i = 0; i < controls_most(s); i++) {
         struct control *control = &s->controls[i];
         if (control->used) continue;
         *control = (struct control){.used = true,
-                                    .slot = (uint8_t)slot,
+                                    .slot = (uint16_t)slot,
                                     .master = (uint8_t)master,
                                     .life = s->processes[slot].life,
                                     .group = s->processes[slot].group,
@@ -29,7 +29,7 @@ struct control *control_open(struct pccl_sim *s, int slot, uint32_t master) {
                                     .at_master = true};
         return control;
     }
-    sim_fail(s, "bounded memory", "more than %d connections to masters are open", CONTROLS_MOST);
+    sim_fail(s, "bounded memory", "more than %u connections to masters are open", controls_most(s));
     return NULL;
 }
 
@@ -188,7 +188,7 @@ void control_tell_peer(struct pccl_sim *s, const struct control *control) {
 }
 
 void control_close_life(struct pccl_sim *s, int slot, uint32_t life, bool told) {
-    for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
+    for (uint32_t i = 0; i < controls_most(s); i++) {
         struct control *control = &s->controls[i];
         if (!control->used || !control->at_peer || control->slot != slot || control->life != life) continue;
         control->at_peer = false;

@@ -5,14 +5,15 @@
 
 #include "sim/process.h"
 
-enum { CONTROLS_MOST = 128 };
+enum { CONTROLS_MOST = SLOTS > DATA_SLOTS ? 4 * SLOTS : 128, CONTROLS_OF_FEW = 128 };
 
 // A connection between a peer and a master, in the master's eyes named by its place in the table.
 struct control {
     bool used;
     bool ghost; // a second one of the same peer
     bool known; // its first frame has come
-    uint8_t slot, master;
+    uint16_t slot;
+    uint8_t master;
     uint32_t life, group, serial;
     bool at_peer, at_master; // open there
     int64_t lost_from;       // what reaches the peer from then on is lost; INT64_MAX: nothing is
@@ -20,6 +21,9 @@ struct control {
 };
 
 void controls_begin(struct pccl_sim *s);
+static inline uint32_t controls_most(const struct pccl_sim *s) {
+    return s->only_votes ? CONTROLS_MOST : CONTROLS_OF_FEW;
+}
 // Opens a peer's connection to a master. Returns NULL if there are too many; the run fails then.
 struct control *control_open(struct pccl_sim *s, int slot, uint32_t master);
 // The same hello again, on a connection of its own that ends at once.

@@ -8,8 +8,16 @@
 
 static struct engine_model *engine_of(struct pccl_sim *s, int slot) { return s->processes[slot].engine; }
 
+static int slots(const struct engine_model *e) { return e->sim->only_votes ? SLOTS : DATA_SLOTS; }
+
+static int slot_of(const struct wire_id *id, uint32_t *life) {
+    int slot = sim_slot(id, life);
+    return slot < 0 ? 0 : slot; // of a changed frame
+}
+
 static struct neighbour *find(struct engine_model *e, const struct wire_id *id) {
-    struct neighbour *n = e->neighbours;
+    uint32_t life;
+    struct neighbour *n = e->neighbours[slot_of(id, &life)];
     while (n != NULL && !wire_id_equal(&n->member.id, id)) n = n->next;
     return n;
 }
@@ -182,11 +190,12 @@ void engine_model_end(struct engine_model *e) {
     call_table_end_all(&e->call_table);
     call_table_fini(&e->call_table);
     epoch_put(e->pending);
-    while (e->neighbours != NULL) {
-        struct neighbour *n = e->neighbours;
-        e->neighbours = n->next;
-        free(n);
-    }
+    for (int slot = 0; slot < slots(e); slot++)
+        while (e->neighbours[slot] != NULL) {
+            struct neighbour *n = e->neighbours[slot];
+            e->neighbours[slot] = n->next;
+            free(n);
+        }
     *e = (struct engine_model){0};
 }
 
@@ -196,10 +205,10 @@ static void know(struct engine_model *e, const struct wire_id *id) {
     struct neighbour *n = find(e, id);
     if (n == NULL) {
         n = refuse_never(sizeof *n);
-        *n = (struct neighbour){.member = {.id = *id, .rank = UINT32_MAX}, .next = e->neighbours};
-        n->slot = sim_slot(id, &n->life);
-        if (n->slot < 0) n->slot = 0; // of a changed frame
-        e->neighbours = n;
+        *n = (struct neighbour){.member = {.id = *id, .rank = UINT32_MAX}};
+        n->slot = slot_of(id, &n->life);
+        n->next = e->neighbours[n->slot];
+        e->neighbours[n->slot] = n;
     }
     n->dropped = false;
 }
@@ -210,8 +219,8 @@ static bool is_pending(const struct engine_model *e, const struct op_member *mem
     return false;
 }
 
-static void free_dropped(struct engine_model *e) {
-    for (struct neighbour **at = &e->neighbours; *at != NULL;) {
+static void free_dropped(struct engine_model *e, int slot) {
+    for (struct neighbour **at = &e->neighbours[slot]; *at != NULL;) {
         struct neighbour *n = *at;
         if (!n->dropped || n->member.rank != UINT32_MAX || is_pending(e, &n->member)) {
             at = &n->next;
@@ -226,12 +235,12 @@ static void free_dropped(struct engine_model *e) {
 bool engine_model_forget(struct pccl_sim *s, int slot, int other, uint32_t life) {
     struct engine_model *e = engine_of(s, slot);
     bool member = false;
-    for (struct neighbour *n = e->neighbours; n != NULL; n = n->next)
-        if (n->slot == other && n->life == life) {
+    for (struct neighbour *n = e->neighbours[other]; n != NULL; n = n->next)
+        if (n->life == life) {
             n->dropped = true;
             member = n->member.rank != UINT32_MAX;
         }
-    free_dropped(e);
+    free_dropped(e, other);
     return !member;
 }
 
@@ -352,7 +361,8 @@ static bool enter(struct engine_model *e) {
     const struct epoch *epoch = e->pending;
     struct wire_report report;
     e->posted.first = NULL;
-    for (struct neighbour *n = e->neighbours; n != NULL; n = n->next) n->eager_bytes = 0;
+    for (int slot = 0; slot < slots(e); slot++)
+        for (struct neighbour *n = e->neighbours[slot]; n != NULL; n = n->next) n->eager_bytes = 0;
     if (!call_table_enter(&e->call_table, epoch, &report)) {
         failed(e);
         return false;
@@ -364,7 +374,7 @@ static bool enter(struct engine_model *e) {
               (unsigned long long)epoch->group_epoch, epoch->ring.count, epoch->lost ? ", some lost" : "");
     send_report(e, &report);
     free(report.ops);
-    free_dropped(e);
+    for (int slot = 0; slot < slots(e); slot++) free_dropped(e, slot);
     return true;
 }
 

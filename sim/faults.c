@@ -51,6 +51,7 @@ static void draw_limits(struct pccl_sim *s) {
 void sim_draw_faults(struct pccl_sim *s) {
     const struct pccl_sim_config *config = &s->config;
     s->peers = config->peers != 0 ? config->peers : 2 + (uint32_t)sim_below(s, 4) + (uint32_t)sim_below(s, 4);
+    s->only_votes = s->peers > DATA_SLOTS;
     s->limit_ns = (120 + (int64_t)sim_below(s, 200)) * MS_NS;
     s->user_timeout_ns = s->limit_ns;
     s->recovery_ms = sim_chance(s, 8) ? 0 : (uint32_t)((8 + (int64_t)sim_below(s, 8)) * s->limit_ns / MS_NS);
@@ -59,6 +60,7 @@ void sim_draw_faults(struct pccl_sim *s) {
     for (uint32_t bit = 1; bit <= PCCL_SIM_MASTER; bit *= 2) {
         if (sim_chance(s, bit == PCCL_SIM_FLIP ? 6 : bit == PCCL_SIM_MASTER ? 4 : 2)) s->faults |= bit;
     }
+    if (s->only_votes) s->faults |= PCCL_SIM_MASTER;
     if (config->faults != 0) s->faults = config->faults;
     draw_late_faults(s);
     draw_later_traits(s);
@@ -86,7 +88,16 @@ void sim_draw_faults(struct pccl_sim *s) {
         s->recovery_ms = BY_HAND_RECOVERY_MS;
     }
     int64_t length = config->fault_ms != 0 ? config->fault_ms : 300 + (int64_t)sim_below(s, 900);
+    if (s->only_votes && config->fault_ms == 0) length *= 4;
     s->end_at = s->now + length * MS_NS;
+}
+
+static bool stop(struct pccl_sim *s, int64_t *stopped, int64_t until) {
+    if (s->now < *stopped) return false; // waking it earlier would reorder what waits for it
+    *stopped = until;
+    s->counts[COUNT_STALLS]++;
+    effect_until(s, until);
+    return true;
 }
 
 static void stall(struct pccl_sim *s) {
@@ -94,11 +105,7 @@ static void stall(struct pccl_sim *s) {
     struct process *p = &s->processes[sim_below(s, s->peers)];
     uint32_t k = sim_draw_master(s);
     int64_t until = s->now + effect_draw(s);
-    int64_t *stopped = master ? &s->masters[k].stopped_until : &p->stopped_until;
-    if (s->now < *stopped) return; // waking it earlier would reorder what waits for it
-    *stopped = until;
-    s->counts[COUNT_STALLS]++;
-    effect_until(s, until);
+    if (!stop(s, master ? &s->masters[k].stopped_until : &p->stopped_until, until)) return;
     SIM_TRACE(s, "fault: %s %d stands still for %lld ms", master ? "master" : "peer",
               master ? (int)k + 1 : (int)(p - s->processes) + 1, (long long)((until - s->now) / MS_NS));
 }
@@ -147,9 +154,9 @@ static void end_held(struct pccl_sim *s, int slot) {
     s->counts[COUNT_HELD]++;
     effect_until(s, until);
     struct event *event = sim_event(s, master ? EVENT_MASTER_LET_GO : EVENT_LET_GO, until);
-    event->slot = (uint8_t)slot;
+    event->slot = (uint16_t)slot;
     event->life = s->processes[slot].life;
-    event->from = (uint8_t)k;
+    event->from = (uint16_t)k;
     sim_push(s, event);
     if (master)
         sim_hold_master(s, k);
@@ -166,6 +173,25 @@ static void refuse_memory(struct pccl_sim *s, int slot) {
     shortage->times = sim_chance(s, 2) ? 1 : 1 + (uint32_t)sim_below(s, 12);
     SIM_TRACE(s, "fault: after %u more allocations %u are refused to %s %d", shortage->granted, shortage->times,
               shortage == &p->shortage ? "peer" : "master", shortage == &p->shortage ? slot + 1 : (int)k + 1);
+}
+
+static void crash(struct pccl_sim *s, int slot, bool told) {
+    s->counts[told ? COUNT_CRASHES : COUNT_POWER_OFFS] += s->processes[slot].running;
+    sim_end(s, slot, told);
+}
+
+// A master ends. Up to a quarter of the peers may end with it, and others stand still meanwhile. Soon nothing goes wrong
+// any more, until all that are left are one run again.
+static void lose_many(struct pccl_sim *s) {
+    uint32_t most = s->peers / 4, ends = sim_chance(s, 2) ? 0 : (uint32_t)sim_below(s, most),
+             stands = (uint32_t)sim_below(s, most);
+    for (; ends > 0 && (s->faults & (PCCL_SIM_CRASH | PCCL_SIM_POWER_OFF)) != 0; ends--)
+        crash(s, (int)sim_below(s, s->peers), (s->faults & PCCL_SIM_POWER_OFF) == 0 || sim_chance(s, 2));
+    for (; stands > 0 && (s->faults & PCCL_SIM_STALL) != 0; stands--)
+        stop(s, &s->processes[sim_below(s, s->peers)].stopped_until,
+             s->now + (int64_t)sim_below(s, (uint64_t)s->limit_ns / 2));
+    sim_end_master(s, sim_draw_master(s));
+    s->faults_end = s->now + (sim_chance(s, 2) ? 0 : (int64_t)sim_below(s, 2 * (uint64_t)s->limit_ns));
 }
 
 static void late_fault(struct pccl_sim *s, int slot) {
@@ -189,7 +215,10 @@ void sim_fault(struct pccl_sim *s) {
     bool notice = !late && !apart && (s->faults & PCCL_SIM_NOTICE) != 0 && sim_chance(s, s->only_notice ? 1 : 3);
     bool naps = !late && !apart && !notice && s->naps && sim_chance(s, 4);
     effect_until(s, s->now);
-    if (apart)
+    bool many = s->only_votes && (s->faults & PCCL_SIM_MASTER) != 0 && sim_chance(s, 4);
+    if (many)
+        lose_many(s);
+    else if (apart)
         partition_pair(s);
     else if (late)
         late_fault(s, slot);
@@ -199,14 +228,8 @@ void sim_fault(struct pccl_sim *s) {
         nap(s);
     else if ((s->faults & kind) != 0 && !s->only_naps)
         switch (kind) {
-        case PCCL_SIM_CRASH:
-            s->counts[COUNT_CRASHES] += s->processes[slot].running;
-            sim_end(s, slot, true);
-            break;
-        case PCCL_SIM_POWER_OFF:
-            s->counts[COUNT_POWER_OFFS] += s->processes[slot].running;
-            sim_end(s, slot, false);
-            break;
+        case PCCL_SIM_CRASH: crash(s, slot, true); break;
+        case PCCL_SIM_POWER_OFF: crash(s, slot, false); break;
         case PCCL_SIM_STALL: stall(s); break;
         case PCCL_SIM_DELAY: slow_down(s); break;
         case PCCL_SIM_BREAK: break_link(s); break;

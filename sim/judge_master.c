@@ -127,15 +127,21 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
     bool again = !left && another && truth->generation >= header->generation;
     if (again) judge_ops_forget(s, header->run, header->generation);
     bool taken_up = header->generation > 1 && truth->generation != header->generation;
-    struct truth before = *truth;
-    uint32_t old_members = 0;
-    *truth = (struct truth){.run = header->run,
-                            .generation = header->generation,
-                            .number = commit.epoch.number,
-                            .master = k,
-                            .master_life = master_life};
-    if (!again) memcpy(truth->commits, before.commits, sizeof truth->commits);
-    if (!again) memcpy(truth->announced, before.announced, sizeof truth->announced);
+    s->counts[COUNT_TAKEOVERS] += taken_up;
+    struct epoch_record *record = &s->truths->epochs[s->truths->epoch_count++ % EPOCHS_MOST];
+    *record = (struct epoch_record){.run = header->run,
+                                    .generation = header->generation,
+                                    .number = commit.epoch.number,
+                                    .quorum = commit.quorum};
+    uint32_t before[SLOTS];
+    memcpy(before, truth->lives, sizeof before);
+    memset(truth->lives, 0, sizeof truth->lives);
+    truth->generation = header->generation;
+    truth->number = commit.epoch.number;
+    truth->master = k;
+    truth->master_life = master_life;
+    if (again) memset(truth->commits, 0, sizeof truth->commits);
+    if (again) memset(truth->announced, 0, sizeof truth->announced);
     for (uint32_t i = 0; i < commit.epoch.count; i++) {
         uint32_t life;
         int slot = sim_slot(&commit.epoch.members[i].id, &life);
@@ -147,23 +153,15 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
         if (life <= truth->lives[slot]) continue; // an old one that is not known to be lost
         truth->lives[slot] = life;
         truth->groups[slot] = commit.epoch.members[i].group;
-        if (commit.epoch.members[i].join_number < commit.quorum.newer) old_members |= 1U << slot;
+        record->old[slot] |= commit.epoch.members[i].join_number < commit.quorum.newer;
     }
     if (s->limits.most != 0 && commit.epoch.count > s->limits.most)
         sim_fail(s, "agreement", "epoch %llu has %u members, and %u at most may be there",
                  (unsigned long long)commit.epoch.number, commit.epoch.count, s->limits.most);
     if (taken_up) judge_quorum(s, truth);
-    struct epoch_record *record = &s->truths->epochs[s->truths->epoch_count++ % EPOCHS_MOST];
-    *record = (struct epoch_record){.run = truth->run,
-                                    .generation = truth->generation,
-                                    .number = truth->number,
-                                    .quorum = commit.quorum,
-                                    .old_members = old_members};
     memcpy(record->lives, truth->lives, sizeof record->lives);
     for (int slot = 0; slot < (int)s->peers; slot++)
-        if (truth->lives[slot] != 0 && before.lives[slot] == truth->lives[slot]) {
-            truth->since[slot] = before.since[slot];
-        } else if (truth->lives[slot] != 0) {
+        if (truth->lives[slot] != 0 && before[slot] != truth->lives[slot]) {
             truth->since[slot] = s->now;
             judge_newcomer(s, truth, slot);
         }
@@ -219,10 +217,9 @@ static bool is_broken(const struct pccl_sim *s, uint32_t group, int one, int oth
 }
 
 // Checks an expulsion for broken links: by the master's own counts, the expelled member has at least as many broken
-// pairs as the other end of its only one, and is reported by at least as many. `before`: slots of those that it
-// expelled just before.
+// pairs as the other end of its only one, and is reported by at least as many.
 static void on_expelled(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
-                        const uint8_t *body, uint32_t before) {
+                        const uint8_t *body) {
     struct wire_text text;
     const struct truth *truth = judge_truth(s, header->run);
     int culprit = control->slot, other = -1;
@@ -239,7 +236,8 @@ static void on_expelled(struct pccl_sim *s, const struct control *control, const
     }
     uint32_t pairs = 0;
     for (int slot = 0; slot < (int)s->peers && other >= 0; slot++) {
-        bool counts = (before >> slot & 1) == 0 && judge_alive_member(s, header->run, slot, truth->lives[slot]);
+        bool counts = s->said->expelled[slot] != truth->lives[slot] &&
+                      judge_alive_member(s, header->run, slot, truth->lives[slot]);
         against_other += counts && s->said->reported_at[slot][other] > s->said->regrouped_at[control->group];
         pairs += counts && is_broken(s, control->group, other, slot);
     }
@@ -287,7 +285,6 @@ void judge_link_report(struct pccl_sim *s, const struct control *control, const 
 void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct actions *actions, size_t first,
                  size_t end) {
     size_t last = SIZE_MAX;
-    uint32_t expelled = 0;
     for (size_t i = first; i < end; i++) {
         const struct actions_send *send = &actions->sends[i];
         struct wire_header header;
@@ -298,8 +295,7 @@ void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struc
         const uint8_t *body = actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES;
         if (header.type == WIRE_EPOCH) on_epoch(s, master, life, &s->controls[send->conn], &header, body);
         if (header.type == WIRE_EXPELLED) {
-            on_expelled(s, &s->controls[send->conn], &header, body, expelled);
-            expelled |= 1U << s->controls[send->conn].slot;
+            on_expelled(s, &s->controls[send->conn], &header, body);
             s->said->expelled[s->controls[send->conn].slot] = s->controls[send->conn].life;
         }
         if (header.type == WIRE_VERDICT) on_verdict(s, s->controls[send->conn].group, &header, body);

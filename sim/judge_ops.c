@@ -259,8 +259,9 @@ static bool same_end(const struct vote_record *a, const struct vote_record *b) {
 }
 
 static bool is_left(const struct pccl_sim *s, const struct vote_record *record) {
+    const uint32_t *heard = s->ends->heard[record - s->ends->votes];
     for (int slot = 0; slot < (int)s->peers; slot++)
-        if (record->lives[slot] != 0 && judge_alive_member(s, record->run, slot, record->lives[slot])) return true;
+        if (heard[slot] != 0 && judge_alive_member(s, record->run, slot, heard[slot])) return true;
     return false;
 }
 
@@ -295,8 +296,12 @@ void judge_vote(struct pccl_sim *s, int slot, const struct member_action *action
                      (unsigned long long)mine.epoch, record->code, (unsigned long long)record->value,
                      (unsigned long long)record->epoch);
     }
-    if (same == NULL) *(same = &s->ends->votes[s->ends->vote_count++ % VOTES_MOST]) = mine;
-    same->lives[slot] = p->life;
+    if (same == NULL) {
+        same = &s->ends->votes[s->ends->vote_count++ % VOTES_MOST];
+        *same = mine;
+        memset(s->ends->heard[same - s->ends->votes], 0, s->peers * sizeof s->ends->heard[0][0]);
+    }
+    s->ends->heard[same - s->ends->votes][slot] = p->life;
 }
 
 void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end, uint64_t content, uint64_t before) {

@@ -33,11 +33,11 @@ struct instance {
     uint32_t group, id, next;
     bool small;
     uint32_t members;                     // slots
-    uint32_t lives[SLOTS];                // of members
+    uint32_t lives[DATA_SLOTS];           // of members
     uint32_t began, done;                 // slots
-    uint64_t inputs[SLOTS], views[SLOTS]; // views: what the programs could read that began it
-    uint32_t calls[SLOTS];
-    uint8_t outcomes[SLOTS];
+    uint64_t inputs[DATA_SLOTS], views[DATA_SLOTS]; // views: what the programs could read that began it
+    uint32_t calls[DATA_SLOTS];
+    uint8_t outcomes[DATA_SLOTS];
     uint8_t verdict;
     uint32_t heard; // slots that heard it
     uint64_t verdict_generation;
@@ -63,11 +63,10 @@ struct round_record {
     uint8_t code;
 };
 
-// How one vote of all ended, and who heard it so.
+// How one vote of all ended.
 struct vote_record {
     uint64_t run, number, value, epoch;
     uint32_t kind, code, world, groups;
-    uint32_t lives[SLOTS];
 };
 
 struct judged_ends {
@@ -75,6 +74,7 @@ struct judged_ends {
     struct vote_record votes[VOTES_MOST];
     uint32_t round_count, vote_count;
     uint64_t voted[SLOTS]; // number of the last vote whose end this life heard
+    uint32_t heard[VOTES_MOST][SLOTS]; // lives that heard that end of a vote
 };
 
 void judge_ops_begin(struct pccl_sim *s);

@@ -8,7 +8,7 @@
 
 void links_begin(struct pccl_sim *s) {
     memset(s->links->all, 0, s->links->high * sizeof s->links->all[0]);
-    s->links->high = 0;
+    s->links->high = s->links->first = 0;
 }
 
 static uint32_t end_of(const struct connection *c, int slot, uint32_t life) {
@@ -25,14 +25,27 @@ static void drop_parked(struct pccl_sim *s, struct connection *c, uint32_t end) 
 }
 
 static struct connection *connection_new(struct pccl_sim *s) {
-    for (uint32_t i = 0; i < CONNECTIONS_MOST; i++) {
+    uint32_t most = s->only_votes ? CONNECTIONS_MOST : CONNECTIONS_OF_FEW;
+    for (uint32_t i = s->links->first; i < most; i++) {
         if (s->links->all[i].used) continue;
         if (i == s->links->high) s->links->high++;
+        s->links->first = i + 1;
         s->links->all[i] = (struct connection){.used = true, .serial = ++s->serial};
         return &s->links->all[i];
     }
-    sim_fail(s, "bounded memory", "more than %d links are open", CONNECTIONS_MOST);
+    sim_fail(s, "bounded memory", "more than %u links are open", most);
     return NULL;
+}
+
+static void connection_free(struct pccl_sim *s, struct connection *c) {
+    uint32_t index = (uint32_t)(c - s->links->all);
+    struct process *dialler = &s->processes[c->ends[0]];
+    if (index < s->links->first) s->links->first = index;
+    c->used = false;
+    if (dialler->life != c->lives[0]) return;
+    uint32_t *at = &dialler->dialled[c->ends[1]];
+    while (*at != 0 && *at != index + 1) at = &s->links->all[*at - 1].next;
+    if (*at != 0) *at = c->next;
 }
 
 // For the side `end`; `flag` of EVENT_LINK_ENDS: that side gives up by itself.
@@ -62,7 +75,7 @@ static void close_end(struct pccl_sim *s, struct connection *c, uint32_t end, bo
     c->open[end] = false;
     drop_parked(s, c, end);
     if (c->open[!end] && told && !c->broken) push(s, c, EVENT_LINK_ENDS, !end, arrival(s, c, !end), false);
-    if (!c->open[0] && !c->open[1]) c->used = false;
+    if (!c->open[0] && !c->open[1]) connection_free(s, c);
 }
 
 void sim_break(struct pccl_sim *s, uint32_t connection) {
@@ -96,7 +109,7 @@ static void use_link(struct pccl_sim *s, int slot, int other, uint32_t index, st
     if (*link != 0) {
         struct connection *old = &s->links->all[*link - 1];
         close_end(s, old, end_of(old, slot, s->processes[slot].life), true);
-        s->processes[slot].ended |= 1U << other;
+        s->processes[slot].ended = other + 1;
     }
     *link = (uint32_t)(c - s->links->all) + 1;
     s->processes[slot].met[other] = c->lives[!end_of(c, slot, s->processes[slot].life)];
@@ -106,14 +119,18 @@ static void dial_once(struct pccl_sim *s, int slot, const struct member_action *
                       bool ghost) {
     struct connection *c = connection_new(s);
     if (c == NULL) return;
-    c->ends[0] = (uint8_t)slot;
-    c->ends[1] = (uint8_t)other;
+    c->ends[0] = (uint16_t)slot;
+    c->ends[1] = (uint16_t)other;
     c->lives[0] = s->processes[slot].life;
     c->lives[1] = life;
     c->to = action->id;
     c->index = action->index;
     c->open[0] = true; // being made
     c->ghost = ghost;
+    uint32_t *at = &s->processes[slot].dialled[other], name = (uint32_t)(c - s->links->all) + 1;
+    while (*at != 0 && *at < name) at = &s->links->all[*at - 1].next;
+    c->next = *at;
+    *at = name;
     if (life != 0) push(s, c, EVENT_DIAL_ARRIVES, 1, s->now + sim_delay(s, slot, other), false);
     push(s, c, EVENT_DIAL_LATE, 0,
          s->now + (ghost ? 2 * sim_delay(s, slot, other) : member_link_limit_ns(s->processes[slot].core)), false);
@@ -144,7 +161,7 @@ static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hel
                         int64_t until) {
     struct process *p = &s->processes[slot];
     enum member_judgement judgement = member_judge_hello(p->core, hello);
-    if (judgement == MEMBER_PARK && s->now < until && p->parked_count < PARKED_MOST) {
+    if (judgement == MEMBER_PARK && s->now < until && p->parked_count < (s->only_votes ? PARKED_MOST : PARKED_OF_FEW)) {
         p->parked[p->parked_count].hello = *hello;
         p->parked[p->parked_count].connection = (uint32_t)(c - s->links->all);
         p->parked[p->parked_count].serial = c->serial;
@@ -242,7 +259,7 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     c->open[end] = false;
     drop_parked(s, c, end);
     if (event->flag && c->open[!end] && !c->broken) push(s, c, EVENT_LINK_ENDS, !end, arrival(s, c, !end), false);
-    if (!c->open[!end]) c->used = false;
+    if (!c->open[!end]) connection_free(s, c);
     if (!current) {
         // A dial whose answer did not come.
         struct wire_id other = sim_id_of(event->from, event->other_life);
@@ -250,7 +267,7 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
         return;
     }
     p->links[event->from][index] = 0;
-    p->ended |= 1U << event->from;
+    p->ended = event->from + 1;
     struct wire_id other = sim_id_of(event->from, event->other_life);
     SIM_TRACE(s, "peer %d: link %u to %d is lost", event->slot + 1, index, event->from + 1);
     member_link_lost(p->core, &other, index, serial, event->flag ? WIRE_LINK_SILENT : WIRE_LINK_BROKEN, s->now,
@@ -261,11 +278,10 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
 static void cancel(struct pccl_sim *s, int slot, int other, uint32_t other_life) {
     struct process *p = &s->processes[slot];
     struct wire_id id = sim_id_of(other, other_life);
-    for (uint32_t i = 0; i < s->links->high; i++) {
-        struct connection *c = &s->links->all[i];
-        bool dials =
-            c->used && c->open[0] && c->ends[0] == slot && c->lives[0] == p->life && wire_id_equal(&c->to, &id);
-        if (dials && p->links[other][c->index] != i + 1) close_end(s, c, 0, true);
+    for (uint32_t name = p->dialled[other], next; name != 0; name = next) {
+        struct connection *c = &s->links->all[name - 1];
+        next = c->next;
+        if (c->open[0] && wire_id_equal(&c->to, &id) && p->links[other][c->index] != name) close_end(s, c, 0, true);
     }
     for (uint32_t i = 0; i < p->parked_count; i++) {
         struct connection *c = &s->links->all[p->parked[i].connection];
@@ -345,8 +361,8 @@ bool sim_send(struct pccl_sim *s, int slot, int other, uint32_t index, const str
     if (s->cut_until[slot][other] > s->now + s->user_timeout_ns)
         push(s, c, EVENT_LINK_ENDS, !end, s->now + s->user_timeout_ns, true);
     struct event *event = sim_event(s, EVENT_LINK_FRAME, arrival(s, c, end));
-    event->slot = (uint8_t)other;
-    event->from = (uint8_t)slot;
+    event->slot = (uint16_t)other;
+    event->from = (uint16_t)slot;
     event->life = c->lives[end];
     event->other_life = c->lives[!end];
     event->index = link - 1;

@@ -9,22 +9,24 @@
 
 #include "sim/process.h"
 
-enum { CONNECTIONS_MOST = 2048 };
+enum { CONNECTIONS_MOST = SLOTS > DATA_SLOTS ? 1 << 20 : 2048, CONNECTIONS_OF_FEW = 2048 };
 
 // A link between two peers. Ends: 0 has dialled, 1 accepts.
 struct connection {
     bool used, open[2], broken;
     bool ghost; // a second one, which its dialler has forgotten
-    uint8_t ends[2];
+    uint16_t ends[2];
     struct wire_id to; // whom the dialler means
     uint32_t lives[2], serial, index;
     int64_t last[2];                          // delivery to that end
+    uint32_t next;                            // dialled by the same process to the same slot, + 1
     uint32_t parked_first[2], parked_last[2]; // event + 1: frames of an epoch not entered yet, and those behind them
 };
 
 struct links {
     struct connection all[CONNECTIONS_MOST];
-    uint32_t high; // those from here on were never used
+    uint32_t high;  // those from here on were never used
+    uint32_t first; // those before it are in use
 };
 
 void links_begin(struct pccl_sim *s);

@@ -29,7 +29,7 @@ const char *master_name(const struct pccl_sim *s, uint32_t master) {
 
 static struct event *of_master(struct pccl_sim *s, uint32_t k, enum event_kind kind, int64_t at) {
     struct event *event = sim_event(s, kind, at);
-    event->from = (uint8_t)k;
+    event->from = (uint16_t)k;
     event->life = s->masters[k].life;
     return event;
 }
@@ -129,7 +129,7 @@ static void end_core(struct master *master) {
 }
 
 static void close_all_at_master(struct pccl_sim *s, uint32_t k) {
-    for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
+    for (uint32_t i = 0; i < controls_most(s); i++) {
         if (!s->controls[i].used || !s->controls[i].at_master || s->controls[i].master != k) continue;
         // The kernel had something unread, and takes back what was said, or the later part of it.
         uint64_t part = sim_mix(s->config.seed ^ sim_mix(s->controls[i].serial)) % (2 * PART_MS * MS_NS);
@@ -254,7 +254,7 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
             sim_line(s, "%s <- %d: %s", master_name(s, k), event->slot + 1,
                      trace_frame_name(s, text, &event->header, event->body));
     }
-    struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
+    struct wire_address source = {.family = 4, .bytes = {10, 0, (uint8_t)((event->slot + 1) >> 8), (uint8_t)(event->slot + 1)}};
     if (control->known) {
         judge_link_report(s, control, &event->header, event->body);
         carry_out(s, k, core_message(core, s->now, conn, &event->header, event->body));

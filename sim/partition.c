@@ -5,7 +5,10 @@
 #include "sim/trace.h"
 #include "sim/truth.h"
 
-enum { APART_LIMITS = 6 }; // heartbeat limits until a peer that was in a pair apart may be in another one
+enum {
+    APART_LIMITS = 6, // heartbeat limits until a peer that was in a pair apart may be in another one
+    DRAWN = 24,       // sides that are drawn; peers that follow take these once more
+};
 
 static void cut(struct pccl_sim *s, int from, int to, int64_t until) {
     if (from == to || s->cut_until[from][to] >= until) return;
@@ -17,24 +20,25 @@ static bool is_there(const struct pccl_sim *s, int place) {
     return place < MASTER ? place < (int)s->peers : place < MASTER + (int)s->master_count;
 }
 
-// Two sides, each with its masters; of the first `places` only.
-static void cut_in_two(struct pccl_sim *s, uint32_t peers, uint32_t masters, int places, int64_t until) {
-    uint64_t side = peers | (uint64_t)masters << MASTER;
+// Two sides; of the first `places` only.
+static void cut_in_two(struct pccl_sim *s, const bool side[PROCESSES], int places, int64_t until) {
     for (int a = 0; a < places; a++)
-        for (int b = 0; b < places; b++)
-            if (is_there(s, a) && is_there(s, b) && (side >> a & 1) != (side >> b & 1)) cut(s, a, b, until);
+        for (int b = 0; b < places && is_there(s, a); b++)
+            if (is_there(s, b) && side[a] != side[b]) cut(s, a, b, until);
 }
 
 void partition_in_two(struct pccl_sim *s) {
-    uint32_t side = (uint32_t)sim_below(s, 1U << s->peers), masters = 0;
+    uint32_t bits = s->peers < DRAWN ? s->peers : DRAWN, draw = (uint32_t)sim_below(s, 1U << bits);
+    bool side[PROCESSES] = {false};
     bool with_master = sim_chance(s, 2);
     int64_t until = s->now + effect_draw(s);
-    cut_in_two(s, side, 0, MASTER, until);
-    for (uint32_t k = 1; k < s->master_count && with_master; k++) masters |= (uint32_t)sim_chance(s, 2) << k;
-    if (with_master) cut_in_two(s, side, masters, PROCESSES, until);
+    for (uint32_t slot = 0; slot < s->peers; slot++) side[slot] = (draw >> slot % DRAWN & 1) != 0;
+    cut_in_two(s, side, MASTER, until);
+    for (uint32_t k = 1; k < s->master_count && with_master; k++) side[MASTER + k] = sim_chance(s, 2);
+    if (with_master) cut_in_two(s, side, PROCESSES, until);
     s->counts[COUNT_PARTITIONS]++;
     effect_until(s, until);
-    SIM_TRACE(s, "fault: partition, peers %x on one side, the master %s, for %lld ms", side,
+    SIM_TRACE(s, "fault: partition, peers %x on one side, the master %s, for %lld ms", draw,
               with_master ? "on the other" : "reaches all", (long long)((until - s->now) / MS_NS));
 }
 
@@ -50,17 +54,18 @@ void partition_at_admission(struct pccl_sim *s, uint32_t k, const struct actions
     // Drawn by itself, so that what goes wrong otherwise stays what it is.
     uint64_t draw = sim_mix(s->config.seed ^ sim_mix(header.epoch) ^ UINT64_C(0x61646d6974));
     if (!admits || draw % 2 != 0) return;
-    uint32_t before = 0, far = (uint32_t)(draw >> 8) & ((1U << s->peers) - 1);
-    for (int slot = 0; slot < (int)s->peers; slot++)
-        before |= (uint32_t)(judge_truth(s, header.run)->lives[slot] != 0) << slot;
-    if ((draw >> 32 & 3) != 0) far &= before;
+    bool far[PROCESSES] = {false}, members_only = (draw >> 32 & 3) != 0;
+    for (uint32_t slot = 0; slot < s->peers; slot++)
+        far[slot] = (draw >> (8 + slot % DRAWN) & 1) != 0 &&
+                    (!members_only || judge_truth(s, header.run)->lives[slot] != 0);
+    for (uint32_t other = 0; other < s->master_count; other++) far[MASTER + other] = other != k;
     // to seek, and to be waited for, takes two
     int64_t until = s->now + 2 * s->limit_ns + (int64_t)((draw >> 34) % (uint64_t)(4 * s->limit_ns));
-    cut_in_two(s, far, ~(1U << k), PROCESSES, until);
+    cut_in_two(s, far, PROCESSES, until);
     s->counts[COUNT_PARTITIONS]++;
     effect_until(s, until);
-    SIM_TRACE(s, "fault: partition while newcomers are let in, peers %x on the side of the other masters, for %lld ms",
-              far, (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: partition while newcomers are let in, some peers on the side of the other masters, for %lld ms",
+              (long long)((until - s->now) / MS_NS));
 }
 
 void partition_pair(struct pccl_sim *s) {

@@ -53,7 +53,7 @@ static void join_master(struct pccl_sim *s, int slot) {
 
 static void seek_at(struct pccl_sim *s, int slot, int64_t at, bool late) {
     struct event *event = sim_event(s, EVENT_SEEK, at > s->now ? at : s->now);
-    event->slot = (uint8_t)slot;
+    event->slot = (uint16_t)slot;
     event->life = s->processes[slot].life;
     event->flag = late;
     sim_push(s, event);
@@ -127,7 +127,7 @@ static void is_over(struct pccl_sim *s, int slot, bool told) {
     s->processes[slot].ended_at = s->now;
     if (!s->faulty || s->config.by_hand != 0) return;
     struct event *event = sim_event(s, EVENT_START, s->now + (int64_t)sim_below(s, RESTART_MS) * MS_NS);
-    event->slot = (uint8_t)slot;
+    event->slot = (uint16_t)slot;
     sim_push(s, event);
 }
 
@@ -155,9 +155,9 @@ static void probe(struct pccl_sim *s, int slot, const struct member_action *acti
     int64_t at = s->now + action->duration_ms * MS_NS + sim_delay(s, slot, other);
     bool reached = s->cut_until[slot][other] <= s->now && sim_alive(s, other, life);
     struct event *event = sim_event(s, EVENT_PROBED, at);
-    event->slot = (uint8_t)(reached ? other : slot);
+    event->slot = (uint16_t)(reached ? other : slot);
     event->life = reached ? life : s->processes[slot].life;
-    event->from = (uint8_t)(reached ? slot : other);
+    event->from = (uint16_t)(reached ? slot : other);
     event->other_life = reached ? s->processes[slot].life : life;
     event->flag = reached;
     event->number = reached ? 1000000 * (1 + sim_below(s, 100)) : 0;
@@ -274,12 +274,10 @@ void sim_start(struct pccl_sim *s, int slot) {
     engine_model_end(p->engine);
     *p->state = (struct state_model){0};
     *p->program = (struct program){0};
-    *p = (struct process){.running = true,
-                          .life = life,
-                          .tick_at = INT64_MAX,
-                          .engine = p->engine,
-                          .state = p->state,
-                          .program = p->program};
+    memset(p, 0, offsetof(struct process, engine));
+    p->running = true;
+    p->life = life;
+    p->tick_at = INT64_MAX;
     s->ends->voted[slot] = 0;
     p->group = sim_chance(s, 4) && s->config.by_hand == 0;
     p->program->since = s->now;
@@ -331,10 +329,8 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
 // Frames under way on links that have ended are lost.
 static void tell_state(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    for (int other = 0; p->ended != 0; other++) {
-        if (p->ended >> other & 1) state_model_link_ends(s, slot, other);
-        p->ended &= ~(1U << other);
-    }
+    if (p->ended != 0) state_model_link_ends(s, slot, p->ended - 1);
+    p->ended = 0;
 }
 
 static void judge_parked(struct pccl_sim *s, int slot) {
@@ -361,10 +357,14 @@ static void on_engine(struct pccl_sim *s, int slot) {
     struct event *event;
     if (!engine_model_apply(s, slot)) return;
     const struct epoch *now = s->processes[slot].engine->call_table.now;
-    uint32_t members = sim_slots(&now->ring);
+    bool members[SLOTS] = {false};
+    for (uint32_t rank = 0, life; rank < now->ring.count; rank++) {
+        int other = sim_slot(&now->ring.members[rank].id, &life);
+        if (other >= 0) members[other] = true;
+    }
     for (int other = 0; other < (int)s->peers; other++)
-        if ((members >> other & 1) == 0) state_model_forget(s, slot, other);
-    for (int other = 0; other < SLOTS; other++)
+        if (!members[other]) state_model_forget(s, slot, other);
+    for (int other = 0; other < (int)s->peers; other++)
         for (uint32_t index = 0; index <= LANES; index++)
             while ((event = links_next_parked(s, slot, other, index, now->group_epoch)) != NULL) {
                 deliver(s, event);

@@ -8,7 +8,7 @@ struct wire_id sim_id(const struct pccl_sim *s, int slot) { return sim_id_of(slo
 
 void sim_push_for(struct pccl_sim *s, int slot, enum event_kind kind, int64_t at) {
     struct event *event = sim_event(s, kind, at);
-    event->slot = (uint8_t)slot;
+    event->slot = (uint16_t)slot;
     event->life = s->processes[slot].life;
     sim_push(s, event);
 }

@@ -7,7 +7,7 @@
 #include "sim/memory.h"
 #include "sim/queue.h"
 
-enum { LANES = 2, PARKED_MOST = 64 };
+enum { LANES = 2, PARKED_MOST = SLOTS > DATA_SLOTS ? SLOTS : 64, PARKED_OF_FEW = 64 };
 
 struct process {
     bool running;
@@ -26,17 +26,18 @@ struct process {
     bool seeking;                     // the master is lost
     uint32_t links[SLOTS][LANES + 1]; // connection + 1
     uint32_t met[SLOTS];              // lives that it had a link to
-    uint32_t ended;                   // slots to which a link has ended, which the state is still to hear of
-    struct {
-        struct wire_link_hello hello;
-        uint32_t connection, serial;
-        int64_t until;
-    } parked[PARKED_MOST];
+    uint32_t dialled[SLOTS];          // the first of its connections that it has dialled there, + 1
+    int ended;                        // slot to which a link has ended, which the state is still to hear of, + 1
     uint32_t parked_count;
     // of this slot, for ever
     struct engine_model *engine;
     struct state_model *state;
     struct program *program;
+    struct {
+        struct wire_link_hello hello;
+        uint32_t connection, serial;
+        int64_t until;
+    } parked[PARKED_MOST];
 };
 
 bool sim_alive(const struct pccl_sim *s, int slot, uint32_t life);

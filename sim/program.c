@@ -84,7 +84,7 @@ static void vote(struct pccl_sim *s, int slot, uint8_t kind) {
     SIM_TRACE(s, "peer %d: votes %s", slot + 1, names[kind]);
     call(s, p, STEP_VOTING);
     p->program->vote = kind;
-    if (kind == WIRE_VOTE_UPDATE || kind == WIRE_VOTE_OPTIMIZE) tell_reports(s, slot);
+    if (!s->only_votes && (kind == WIRE_VOTE_UPDATE || kind == WIRE_VOTE_OPTIMIZE)) tell_reports(s, slot);
     member_vote(p->core, kind, NULL, &p->out);
 }
 
@@ -136,7 +136,7 @@ static void leave(struct pccl_sim *s, int slot) {
 
 static void think(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    int64_t common = (int64_t)(draw(s, p->program, 1) % 12) * MS_NS;
+    int64_t common = (int64_t)(draw(s, p->program, 1) % 12) * (s->only_votes ? 8 : 1) * MS_NS;
     call(s, p, STEP_THINKING);
     sim_push_for(s, slot, EVENT_PROGRAM, s->now + common + (int64_t)sim_below(s, 3 * MS_NS));
 }
@@ -272,7 +272,9 @@ static void begin_reduces(struct pccl_sim *s, int slot) {
 
 static void after_update(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    if (draw(s, p->program, 2) % 8 == 0 && s->config.by_hand == 0 && member_adopted(p->core)->global_world > 1)
+    if (s->only_votes)
+        end_round(s, slot);
+    else if (draw(s, p->program, 2) % 8 == 0 && s->config.by_hand == 0 && member_adopted(p->core)->global_world > 1)
         vote(s, slot, WIRE_VOTE_OPTIMIZE);
     else
         begin_reduces(s, slot);
@@ -289,7 +291,7 @@ static void pass_update(struct pccl_sim *s, int slot, const struct member_action
     // By hand many rounds may pass in one epoch, and each is another one.
     if (s->config.by_hand == 0 || p->program->key_number != action->view.number) p->program->key_round = 0;
     p->program->key_number = action->view.number;
-    p->program->roster = roster_pass(s, slot, action->view.number);
+    if (!s->only_votes) p->program->roster = roster_pass(s, slot, action->view.number);
     after_update(s, slot);
 }
 

@@ -5,16 +5,18 @@
 
 #include "sim/trace.h"
 
+static uint32_t most(const struct pccl_sim *s) { return s->only_votes ? EVENTS_MOST : EVENTS_OF_FEW; }
+
 struct event *sim_event(struct pccl_sim *s, enum event_kind kind, int64_t at) {
     uint32_t index;
     if (s->queue->free != 0) {
         index = s->queue->free - 1;
         s->queue->free = s->queue->events[index].next;
-    } else if (s->queue->used < EVENTS_MOST) {
+    } else if (s->queue->used < most(s)) {
         index = s->queue->used++;
     } else {
-        sim_fail(s, "bounded memory", "more than %d events are under way", EVENTS_MOST);
-        index = EVENTS_MOST - 1; // the run is over; what is written here is not read
+        sim_fail(s, "bounded memory", "more than %u events are under way", most(s));
+        index = most(s) - 1; // the run is over; what is written here is not read
         free(s->queue->events[index].body);
     }
     struct event *event = &s->queue->events[index];
@@ -31,7 +33,7 @@ static bool is_before(const struct heap_entry *a, const struct heap_entry *b) {
 }
 
 static void insert(struct pccl_sim *s, const struct event *event) {
-    if (s->queue->heap_count == EVENTS_MOST) return; // the run has failed
+    if (s->queue->heap_count == most(s)) return; // the run has failed
     struct heap_entry entry = {event->at, event->order, (uint32_t)(event - s->queue->events)};
     uint32_t at = s->queue->heap_count++;
     for (; at > 0; at = (at - 1) / 2) {

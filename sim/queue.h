@@ -5,7 +5,8 @@
 #include "sim/world.h"
 
 enum {
-    EVENTS_MOST = 1 << 16,
+    EVENTS_MOST = SLOTS > DATA_SLOTS ? 1 << 20 : 1 << 16,
+    EVENTS_OF_FEW = 1 << 16,
     LEAVES = 6,    // of a shared state
     ACKS_MOST = 4, // names in one ACK; the engine's limit, smaller
 };
@@ -63,7 +64,7 @@ struct event {
     int64_t at;
     uint64_t order;
     enum event_kind kind;
-    uint8_t slot, from; // who it is for; whom it comes from
+    uint16_t slot, from; // who it is for; whom it comes from
     bool flag;
     uint32_t life; // of slot
     uint32_t other_life, index, serial;

@@ -24,7 +24,7 @@ const struct roster *roster_pass(struct pccl_sim *s, int slot, uint64_t number) 
         found = &s->rosters->list[s->rosters->next++ % ROSTERS_MOST];
         // A peer that learnt of other members from a changed frame uses its own roster.
         *found = (struct roster){.run = p->tainted ? 0 : run, .number = number, .group = p->group};
-        for (uint32_t i = 0; i < ring->count && i < SLOTS; i++) found->ids[found->count++] = ring->members[i].id;
+        for (uint32_t i = 0; i < ring->count && i < DATA_SLOTS; i++) found->ids[found->count++] = ring->members[i].id;
     }
     found->users[slot] = p->life;
     return found;

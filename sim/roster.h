@@ -12,8 +12,8 @@ enum { ROSTERS_MOST = 32 };
 struct roster {
     uint64_t run, number;
     uint32_t group, count;
-    uint32_t users[SLOTS]; // lives of those that go by it
-    struct wire_id ids[SLOTS];
+    uint32_t users[DATA_SLOTS]; // lives of those that go by it
+    struct wire_id ids[DATA_SLOTS];
 };
 
 struct rosters {

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "sim/controls.h"
-#include "sim/crowd.h"
 #include "sim/effect.h"
 #include "sim/engine.h"
 #include "sim/faults.h"
@@ -43,6 +42,7 @@ struct whole {
     struct pccl_sim sim; // the first, so that the one pointer is the other
     struct queue queue;
     struct trace trace;
+    int64_t cut_until[PROCESSES][PROCESSES], slow_until[PROCESSES][PROCESSES];
     struct process processes[SLOTS];
     struct engine_model engines[SLOTS];
     struct state_model states[SLOTS];
@@ -65,7 +65,8 @@ static void end_process(struct pccl_sim *s, int slot) {
     delta_free(p->state->delta);
     p->state->delta = NULL;
     engine_model_end(p->engine);
-    *p = (struct process){.tick_at = INT64_MAX, .engine = p->engine, .state = p->state, .program = p->program};
+    memset(p, 0, offsetof(struct process, engine));
+    p->tick_at = INT64_MAX;
 }
 
 struct pccl_sim *pccl_sim_new(void) {
@@ -73,6 +74,8 @@ struct pccl_sim *pccl_sim_new(void) {
     struct whole *whole = calloc(1, sizeof *whole);
     if (whole == NULL) return NULL;
     whole->sim = (struct pccl_sim){.state = PCCL_SIM_PASSED,
+                                   .cut_until = whole->cut_until,
+                                   .slow_until = whole->slow_until,
                                    .queue = &whole->queue,
                                    .trace = &whole->trace,
                                    .processes = whole->processes,
@@ -94,10 +97,8 @@ struct pccl_sim *pccl_sim_new(void) {
 }
 
 static void clear(struct pccl_sim *s) {
-    crowd_free(s->crowd);
-    s->crowd = NULL;
     sim_queue_clear(s);
-    for (int slot = 0; slot < SLOTS; slot++)
+    for (int slot = 0; slot < (int)s->peers; slot++)
         if (s->processes[slot].life != 0) end_process(s, slot);
     for (uint32_t i = 0; i < MASTERS_MOST; i++) {
         core_free(s->masters[i].core);
@@ -154,37 +155,45 @@ static void look(struct pccl_sim *s) {
     sim_push(s, sim_event(s, EVENT_LOOK, s->now + LOOK_MS * MS_NS));
 }
 
-static enum pccl_sim_state begin_crowd(struct pccl_sim *s, const struct pccl_sim_config *config) {
-    s->trace->report_length = 0;
-    s->crowd = crowd_new(config->seed, config->peers < CROWD_MOST ? config->peers : CROWD_MOST);
-    return s->state = s->crowd != NULL ? PCCL_SIM_RUNNING : PCCL_SIM_NO_MEMORY;
+// Clears what a run of so many peers uses of the tables, which are larger than most runs need.
+static void clear_tables(struct pccl_sim *s) {
+    for (int a = 0; a < PROCESSES; a++) {
+        if (a >= (int)s->peers && a < MASTER) continue;
+        for (int b = 0; b < PROCESSES; b = b + 1 == (int)s->peers ? MASTER : b + 1)
+            s->cut_until[a][b] = s->slow_until[a][b] = 0;
+        if (a >= MASTER) continue;
+        memset(s->said->reported_at[a], 0, s->peers * sizeof s->said->reported_at[0][0]);
+        memset(s->said->unreached_at[a], 0, s->peers * sizeof s->said->unreached_at[0][0]);
+    }
+    memset(s->apart, 0, sizeof s->apart);
+    memset(s->tainted, 0, sizeof s->tainted);
+    controls_begin(s);
+    links_begin(s);
+    judge_ops_begin(s);
+    memset(s->truths->runs, 0, sizeof s->truths->runs);
+    for (uint32_t i = 0; i < EPOCHS_MOST; i++) s->truths->epochs[i].run = 0;
+    memset(s->truths->resumed, 0, sizeof s->truths->resumed);
+    s->truths->epoch_count = 0;
+    memset(s->ends, 0, offsetof(struct judged_ends, heard));
+    *s->rosters = (struct rosters){0};
+    memset(s->said, 0, offsetof(struct judged_masters, reported_at));
+    *s->watch = (struct watch){0};
 }
 
 enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_config *config) {
     clear(s);
-    if (config->peers > SLOTS) return begin_crowd(s, config);
     // Everything that a run reads is set here.
     s->config = *config;
     if (s->config.peers == 1) s->config.peers = PEERS_LEAST;
+    if (s->config.peers > SLOTS) s->config.peers = SLOTS;
     s->random = sim_mix(config->seed + 1);
     s->now = SECOND_NS;
     s->queue->busy_at = s->queue->busy = 0;
-    memset(s->cut_until, 0, sizeof s->cut_until);
-    memset(s->slow_until, 0, sizeof s->slow_until);
-    memset(s->apart, 0, sizeof s->apart);
-    memset(s->tainted, 0, sizeof s->tainted);
     s->serial = s->master_lives = 0;
-    controls_begin(s);
-    links_begin(s);
-    judge_ops_begin(s);
-    *s->truths = (struct truths){0};
-    *s->ends = (struct judged_ends){0};
-    *s->rosters = (struct rosters){0};
-    memset(s->said, 0, offsetof(struct judged_masters, members));
-    *s->watch = (struct watch){0};
     if (!trace_begin(s)) return s->state = PCCL_SIM_NO_MEMORY;
     s->state = PCCL_SIM_RUNNING;
     sim_draw_faults(s);
+    clear_tables(s);
     for (uint32_t i = 0; i < s->master_count; i++) sim_start_master(s, i);
     begin_faults(s);
     sim_push(s, sim_event(s, EVENT_LOOK, s->now + LOOK_MS * MS_NS));
@@ -293,19 +302,7 @@ static void step(struct pccl_sim *s) {
     if (!kept) sim_event_free(s, event);
 }
 
-static void go_on_with_crowd(struct pccl_sim *s) {
-    uint32_t before = crowd_takeovers(s->crowd);
-    bool over = !crowd_step(s->crowd);
-    s->counts[COUNT_EVENTS]++;
-    s->counts[COUNT_TAKEOVERS] += crowd_takeovers(s->crowd) - before;
-    if (!over) return;
-    s->state = crowd_failure(s->crowd)[0] == 0 ? PCCL_SIM_PASSED : PCCL_SIM_FAILED;
-    if (s->state == PCCL_SIM_FAILED) trace_report(s, crowd_failure(s->crowd));
-}
-
 enum pccl_sim_state pccl_sim_go(struct pccl_sim *s, uint32_t events) {
-    for (uint32_t i = 0; i < events && s->crowd != NULL && s->state == PCCL_SIM_RUNNING; i++) go_on_with_crowd(s);
-    if (s->crowd != NULL) return s->state;
     bool running = s->state == PCCL_SIM_RUNNING;
     for (uint32_t i = 0; i < events && s->state == PCCL_SIM_RUNNING; i++) step(s);
     if (running && s->state == PCCL_SIM_FAILED) trace_report_failure(s);

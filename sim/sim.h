@@ -37,8 +37,7 @@ enum pccl_sim_fault {
 
 struct pccl_sim_config {
     uint64_t seed;
-    // 2..16; 0: 2 to 8, by the seed; 17..1000: a crowd (crowd.h), which the other fields say nothing about
-    uint32_t peers;
+    uint32_t peers;       // 2..1000; 0: 2 to 8, by the seed. Programs of more than 16 peers only vote.
     uint32_t masters;     // in the list, the first one and standbys: 1..3; 0: by the seed
     uint32_t fault_ms;    // virtual time during which faults happen; 0: 0.5 to 2 s, by the seed
     uint32_t faults;      // of enum pccl_sim_fault; 0: by the seed

@@ -81,7 +81,7 @@ static void answer(struct pccl_sim *s, int slot, const struct ask *ask) {
 
 static void take_ask(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
     struct state_model *state = s->processes[slot].state;
-    struct ask ask = {(uint8_t)from, *frame};
+    struct ask ask = {(uint16_t)from, *frame};
     if (state->phase == SYNC_GIVING)
         answer(s, slot, &ask);
     else if (state->phase == SYNC_VOTED && state->ask_count == sizeof state->asks / sizeof state->asks[0])
@@ -242,7 +242,7 @@ void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan 
     }
     const struct epoch_ring *ring = &p->engine->call_table.now->ring;
     state->phase = SYNC_HASHES;
-    state->donor_count = plan->donor_count < SLOTS ? plan->donor_count : SLOTS;
+    state->donor_count = plan->donor_count < DATA_SLOTS ? plan->donor_count : DATA_SLOTS;
     for (uint32_t i = 0; i < state->donor_count; i++) {
         struct donor_model *donor = &state->donors[i];
         *donor = (struct donor_model){.id = plan->donors[i], .progress_at = s->now};

@@ -8,7 +8,7 @@
 enum sync_phase { SYNC_NONE, SYNC_VOTED, SYNC_GIVING, SYNC_HASHES, SYNC_LEAVES, SYNC_DONE };
 
 struct ask {
-    uint8_t from;
+    uint16_t from;
     struct frame frame;
 };
 
@@ -27,9 +27,9 @@ struct state_model {
     bool wrote_now;         // since the last plan
     enum sync_phase phase;
     uint64_t round, content;
-    struct ask asks[2 * SLOTS];
+    struct ask asks[2 * DATA_SLOTS];
     uint32_t ask_count;
-    struct donor_model donors[SLOTS];
+    struct donor_model donors[DATA_SLOTS];
     uint32_t donor_count, hash_donor, sequence;
     int64_t asked_at;
     uint64_t theirs[LEAVES];

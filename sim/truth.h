@@ -10,7 +10,7 @@ enum { RUNS_MOST = 4, EPOCHS_MOST = 64 };
 struct epoch_record {
     uint64_t run, generation, number;
     struct wire_quorum quorum;
-    uint32_t old_members; // slots
+    bool old[SLOTS]; // members before
     uint32_t lives[SLOTS];
 };
 

@@ -82,7 +82,7 @@ static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
         // who never heard that it was let in may have begun another one
         lives = lives && member_header(s->processes[other].core).run == run;
         left += lives;
-        old_members += lives && (newest->old_members >> other & 1) != 0;
+        old_members += lives && newest->old[other];
     }
     bool time = false;
     for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + TAKE_UP_LIMITS * s->limit_ns; i++)

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+enum { FAR = 0xff }; // first byte of an id whose slot takes two
+
 uint64_t sim_mix(uint64_t x) {
     x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
     x = (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
@@ -29,20 +31,14 @@ uint32_t sim_draw_master(struct pccl_sim *s) {
 
 struct wire_id sim_id_of(int slot, uint32_t life) {
     struct wire_id id = {{(uint8_t)(slot + 1)}};
+    if (slot >= DATA_SLOTS) id = (struct wire_id){{FAR, (uint8_t)slot, (uint8_t)(slot >> 8)}};
     memcpy(id.bytes + 4, &life, sizeof life);
     return id;
 }
 
 int sim_slot(const struct wire_id *id, uint32_t *life) {
     memcpy(life, id->bytes + 4, sizeof *life);
-    return id->bytes[0] <= SLOTS ? id->bytes[0] - 1 : -1;
-}
-
-uint32_t sim_slots(const struct epoch_ring *ring) {
-    uint32_t slots = 0, life;
-    for (uint32_t rank = 0; rank < ring->count; rank++) {
-        int slot = sim_slot(&ring->members[rank].id, &life);
-        if (slot >= 0) slots |= 1U << slot;
-    }
-    return slots;
+    int far = id->bytes[1] + 256 * id->bytes[2];
+    if (id->bytes[0] == FAR && far >= DATA_SLOTS && far < SLOTS) return far;
+    return id->bytes[0] <= DATA_SLOTS ? id->bytes[0] - 1 : -1;
 }

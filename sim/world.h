@@ -3,7 +3,7 @@
 // From below to above: world; queue (events in virtual time), trace, effect, memory, process; controls and links (what
 // connects processes), partition; truth, judge_ops, judge_master (the invariants); engine, state and program (models of
 // a peer's data plane, of its shared state, and of what uses it); masters, watch, peers (the bodies around the state
-// machines); faults; run. Beside them crowd: runs with more peers, by themselves.
+// machines); faults; run.
 //
 // A process is a slot; slot MASTER + i is that of the i-th master of the list. Whoever starts in a slot has a new life:
 // what was meant for an older life is void.
@@ -18,8 +18,13 @@
 #include "ops/members.h"
 #include "sim/sim.h"
 
+#ifndef SIM_SLOTS
+#define SIM_SLOTS 1000 // a page needs fewer
+#endif
+
 enum {
-    SLOTS = 16,     // peers at most
+    SLOTS = SIM_SLOTS, // peers at most
+    DATA_SLOTS = 16,   // peers at most whose programs do more than vote
     MASTER = SLOTS, // slot of the first master
     MASTERS_MOST = 3,
     PROCESSES = MASTER + MASTERS_MOST,
@@ -75,7 +80,7 @@ enum {
     X(SPARES, "spares") \
     X(ROUNDS, "rounds") \
     X(CALMS, "calms") \
-    X(TAKEOVERS, "takeovers by crowds")
+    X(TAKEOVERS, "takeovers")
 
 enum count {
 #define X(name, text) COUNT_##name,
@@ -107,19 +112,19 @@ struct pccl_sim {
     int64_t nap_from;     // for the next one
     bool only_apart;      // pairs are apart; nothing else goes wrong
     bool only_notice;     // members leave in order; nothing else goes wrong
+    bool only_votes;      // more than DATA_SLOTS peers: programs reduce and sync nothing
     bool prompt;          // who dials a process that has ended is refused at once
     bool in_part;         // of what a master said that ends some hear the first part
     struct wire_address addresses[MASTERS_MOST];
 
     bool faulty;                   // now
     int64_t faults_end, calm_from; // calm_from: end of the last fault's effect
-    int64_t cut_until[PROCESSES][PROCESSES], slow_until[PROCESSES][PROCESSES];
+    int64_t (*cut_until)[PROCESSES], (*slow_until)[PROCESSES];
     struct apart apart[SLOTS];
     uint32_t serial, master_lives; // no two connections, and no two masters, have the same
     uint32_t tainted[SLOTS];       // lives: a frame of theirs was changed, so what they say is not judged
 
     // of the parts
-    struct crowd *crowd; // of the run at hand, if it has more peers than there are slots; then the rest is unused
     struct queue *queue;
     struct trace *trace;
     struct process *processes; // SLOTS
@@ -142,7 +147,6 @@ uint32_t sim_draw_master(struct pccl_sim *s); // without a draw where there is o
 
 struct wire_id sim_id_of(int slot, uint32_t life);
 int sim_slot(const struct wire_id *id, uint32_t *life); // -1: no id of ours
-uint32_t sim_slots(const struct epoch_ring *ring);      // a bit for each member
 
 // How long what is sent now takes.
 int64_t sim_delay(struct pccl_sim *s, int from, int to);

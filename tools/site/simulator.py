@@ -56,7 +56,15 @@ def compile_to(module: Path) -> None:
     """CalledProcessError: the compiler has said why."""
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", "wasm32-wasi"]
     include = ["-I", str(ROOT), "-I", str(ROOT / "csrc"), "-I", str(ROOT / "csrc" / "include")]
-    flags = ["-std=c11", "-Oz", "-D_GNU_SOURCE", f'-DPCCL_VERSION="{VERSION}"', "-Wno-macro-redefined", *include]
+    flags = [
+        "-std=c11",
+        "-Oz",
+        "-D_GNU_SOURCE",
+        "-DSIM_SLOTS=16",
+        f'-DPCCL_VERSION="{VERSION}"',
+        "-Wno-macro-redefined",
+        *include,
+    ]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         objects = [Path(folder) / f"{number}.o" for number in range(len(sources()))]
 

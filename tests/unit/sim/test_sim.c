@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
     }
     for (uint64_t seed = 1; seed <= 20 && argc == 1; seed++) {
         struct pccl_sim_config config = {.seed = seed, .peers = 20, .trace_fd = -1};
-        check_case("crowd %llu", (unsigned long long)seed);
+        check_case("20 peers, seed %llu", (unsigned long long)seed);
         if (!CHECK_EQ(run(sim, &config), PCCL_SIM_PASSED)) fprintf(stderr, "%s", pccl_sim_report(sim));
     }
     check_case("%s", "");
