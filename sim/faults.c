@@ -180,8 +180,8 @@ static void crash(struct pccl_sim *s, int slot, bool told) {
     sim_end(s, slot, told);
 }
 
-// A master ends. Up to a quarter of the peers may end with it, and others stand still meanwhile. Soon nothing goes wrong
-// any more, until all that are left are one run again.
+// A master ends. Up to a quarter of the peers may end with it, and others stand still meanwhile. Soon the faults are
+// over, until all that are left are one run again.
 static void lose_many(struct pccl_sim *s) {
     uint32_t most = s->peers / 4, ends = sim_chance(s, 2) ? 0 : (uint32_t)sim_below(s, most),
              stands = (uint32_t)sim_below(s, most);

@@ -129,10 +129,8 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
     bool taken_up = header->generation > 1 && truth->generation != header->generation;
     s->counts[COUNT_TAKEOVERS] += taken_up;
     struct epoch_record *record = &s->truths->epochs[s->truths->epoch_count++ % EPOCHS_MOST];
-    *record = (struct epoch_record){.run = header->run,
-                                    .generation = header->generation,
-                                    .number = commit.epoch.number,
-                                    .quorum = commit.quorum};
+    *record = (struct epoch_record){
+        .run = header->run, .generation = header->generation, .number = commit.epoch.number, .quorum = commit.quorum};
     uint32_t before[SLOTS];
     memcpy(before, truth->lives, sizeof before);
     memset(truth->lives, 0, sizeof truth->lives);

@@ -32,9 +32,9 @@ struct instance {
     uint64_t run, generation; // generation: of the epoch
     uint32_t group, id, next;
     bool small;
-    uint32_t members;                     // slots
-    uint32_t lives[DATA_SLOTS];           // of members
-    uint32_t began, done;                 // slots
+    uint32_t members;                               // slots
+    uint32_t lives[DATA_SLOTS];                     // of members
+    uint32_t began, done;                           // slots
     uint64_t inputs[DATA_SLOTS], views[DATA_SLOTS]; // views: what the programs could read that began it
     uint32_t calls[DATA_SLOTS];
     uint8_t outcomes[DATA_SLOTS];
@@ -73,7 +73,7 @@ struct judged_ends {
     struct round_record rounds[ROUNDS_MOST];
     struct vote_record votes[VOTES_MOST];
     uint32_t round_count, vote_count;
-    uint64_t voted[SLOTS]; // number of the last vote whose end this life heard
+    uint64_t voted[SLOTS];             // number of the last vote whose end this life heard
     uint32_t heard[VOTES_MOST][SLOTS]; // lives that heard that end of a vote
 };
 

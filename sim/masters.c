@@ -254,7 +254,8 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
             sim_line(s, "%s <- %d: %s", master_name(s, k), event->slot + 1,
                      trace_frame_name(s, text, &event->header, event->body));
     }
-    struct wire_address source = {.family = 4, .bytes = {10, 0, (uint8_t)((event->slot + 1) >> 8), (uint8_t)(event->slot + 1)}};
+    struct wire_address source = {.family = 4,
+                                  .bytes = {10, 0, (uint8_t)((event->slot + 1) >> 8), (uint8_t)(event->slot + 1)}};
     if (control->known) {
         judge_link_report(s, control, &event->header, event->body);
         carry_out(s, k, core_message(core, s->now, conn, &event->header, event->body));

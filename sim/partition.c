@@ -56,15 +56,16 @@ void partition_at_admission(struct pccl_sim *s, uint32_t k, const struct actions
     if (!admits || draw % 2 != 0) return;
     bool far[PROCESSES] = {false}, members_only = (draw >> 32 & 3) != 0;
     for (uint32_t slot = 0; slot < s->peers; slot++)
-        far[slot] = (draw >> (8 + slot % DRAWN) & 1) != 0 &&
-                    (!members_only || judge_truth(s, header.run)->lives[slot] != 0);
+        far[slot] =
+            (draw >> (8 + slot % DRAWN) & 1) != 0 && (!members_only || judge_truth(s, header.run)->lives[slot] != 0);
     for (uint32_t other = 0; other < s->master_count; other++) far[MASTER + other] = other != k;
     // to seek, and to be waited for, takes two
     int64_t until = s->now + 2 * s->limit_ns + (int64_t)((draw >> 34) % (uint64_t)(4 * s->limit_ns));
     cut_in_two(s, far, PROCESSES, until);
     s->counts[COUNT_PARTITIONS]++;
     effect_until(s, until);
-    SIM_TRACE(s, "fault: partition while newcomers are let in, some peers on the side of the other masters, for %lld ms",
+    SIM_TRACE(s,
+              "fault: partition while newcomers are let in, some peers on the side of the other masters, for %lld ms",
               (long long)((until - s->now) / MS_NS));
 }
 

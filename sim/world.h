@@ -25,7 +25,7 @@
 enum {
     SLOTS = SIM_SLOTS, // peers at most
     DATA_SLOTS = 16,   // peers at most whose programs do more than vote
-    MASTER = SLOTS, // slot of the first master
+    MASTER = SLOTS,    // slot of the first master
     MASTERS_MOST = 3,
     PROCESSES = MASTER + MASTERS_MOST,
     GROUPS = 2,
