@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,48 +48,25 @@ FAULTS: dict[str, int] = {
 EVENTS_PER_CALL = 20_000
 """About 10 ms, so that Ctrl-C takes effect at once."""
 
-
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as that of a shell."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Which seeds to run, and how."""
-
-    first: int  # seed
-    seeds: int  # how many, one after the other
-    peers: int  # 0: by the seed
-    masters: int  # likewise
-    fault_ms: int  # virtual time with faults, of each seed; 0: by the seed
-    faults: int  # bits of FAULTS; 0: by the seed
-    lines: int  # of the trace, in the report of a failing seed
-    trace: bool  # print every line as it happens, to standard output
-    jobs: int  # seeds at a time
-    failures: int  # after so many it stops
-
-
-@dataclass
-class Progress:
-    """How far it is; written by the threads under the lock, read by anybody."""
-
-    done: int = 0
-    events: int = 0
-    reports: list[str] = field(default_factory=list)  # of failing seeds
-    counts: Counter[str] = field(default_factory=Counter)
-    errors: list[str] = field(default_factory=list)  # why it could not go on
-
-
 class Runner:
-    """Runs a plan on threads of its own: `with Runner(plan) as runner: runner.wait(0.1) ...`."""
+    """Runs seeds on `jobs` threads: `with Runner(...) as runner: runner.wait(0.1) ...`. Stops after so many failures.
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.progress = Progress()
-        self._lock = threading.Lock()
-        self._next = plan.first
+    Of a failing seed `reports` has the last `lines` of its trace; `config` are fields of struct pccl_sim_config.
+    """
+
+    def __init__(self, seeds: range, *, jobs: int, failures: int, lines: int, **config: int) -> None:
+        self._seeds, self._failures, self._lines, self._config = seeds, failures, lines, config
+        self.done = self.events = 0
+        self.reports: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.refused = False  # memory for a simulator
+        self._lock = threading.Lock()  # of all above
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(plan.jobs)]
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(jobs)]
 
     def __enter__(self) -> Runner:
         for thread in self._threads:
@@ -110,64 +86,39 @@ class Runner:
 
     def _take_seed(self) -> int | None:
         with self._lock:
-            over = self._next >= self.plan.first + self.plan.seeds or len(self.progress.reports) >= self.plan.failures
-            if over or self._stop.is_set():
+            if not self._seeds or len(self.reports) >= self._failures or self._stop.is_set():
                 return None
-            self._next += 1
-            return self._next - 1
+            seed, self._seeds = self._seeds[0], self._seeds[1:]
+            return seed
 
     def _work(self) -> None:
         sim = _ffi.gc(_C.pccl_sim_new(), _C.pccl_sim_free)
+        self.refused |= not sim
         while sim and (seed := self._take_seed()) is not None:
             state = self._run(sim, seed, 0)
-            if state == _C.PCCL_SIM_FAILED and not self.plan.trace:
-                self._run(sim, seed, self.plan.lines)  # the same once more, telling
+            if state == _C.PCCL_SIM_FAILED and self._config["trace_fd"] < 0:
+                self._run(sim, seed, self._lines)  # the same once more, telling
             with self._lock:
-                self.progress.done += state != _C.PCCL_SIM_RUNNING
+                self.done += state != _C.PCCL_SIM_RUNNING
                 if state == _C.PCCL_SIM_FAILED:
-                    self.progress.reports.append(_ffi.string(_C.pccl_sim_report(sim)).decode(errors="replace"))
-        with self._lock:
-            if not sim:
-                self.progress.errors.append("the system refused memory for a simulator")
-            else:
-                self.progress.counts.update(counts_of(sim))
+                    self.reports.append(_ffi.string(_C.pccl_sim_report(sim)).decode(errors="replace"))
+        index = 0
+        while sim and (name := _C.pccl_sim_count_name(index)) != _ffi.NULL:
+            with self._lock:
+                self.counts[_ffi.string(name).decode()] += int(_C.pccl_sim_count(sim, index))
+            index += 1
 
     def _run(self, sim: Any, seed: int, lines: int) -> int:
         """One seed; RUNNING when it was interrupted."""
-        plan = self.plan
-        config = {
-            "seed": seed,
-            "peers": plan.peers,
-            "masters": plan.masters,
-            "fault_ms": plan.fault_ms,
-            "faults": plan.faults,
-            "trace_lines": lines,
-            "trace_fd": 1 if plan.trace else -1,
-        }
+        config = {"seed": seed, "trace_lines": lines, **self._config}
         state = int(_C.pccl_sim_begin(sim, _ffi.new("struct pccl_sim_config *", config)))
-        seen = _events(sim)
+        seen = int(_C.pccl_sim_count(sim, 0))  # events of all runs of this simulator
         while state == _C.PCCL_SIM_RUNNING and not self._stop.is_set():
             state = int(_C.pccl_sim_go(sim, EVENTS_PER_CALL))
-            events = _events(sim)
+            before, seen = seen, int(_C.pccl_sim_count(sim, 0))
             with self._lock:
-                self.progress.events += events - seen
-            seen = events
+                self.events += seen - before
         return state
-
-
-def _events(sim: Any) -> int:
-    """In all runs of this simulator; the first count."""
-    return int(_C.pccl_sim_count(sim, 0))
-
-
-def counts_of(sim: Any) -> Counter[str]:
-    """What happened in all runs of this simulator, by name."""
-    counts: Counter[str] = Counter()
-    index = 0
-    while (name := _C.pccl_sim_count_name(index)) != _ffi.NULL:
-        counts[_ffi.string(name).decode()] = int(_C.pccl_sim_count(sim, index))
-        index += 1
-    return counts
 
 
 def default_jobs() -> int:
@@ -222,49 +173,44 @@ def command(seed: int, seeds: int, minutes: float | None, trace: bool, jobs: int
     """
     if trace and seeds > 1:
         raise click.UsageError("--trace is for one seed")
-    numbers = {name: number or 0 for name, number in given.items()}
-    fault_ms = round((minutes or 0) * 60000)
-    plan = Plan(first=seed, seeds=seeds, fault_ms=fault_ms, trace=trace, jobs=min(jobs, seeds), **numbers)
-    sys.exit(_simulate(plan))
-
-
-def _simulate(plan: Plan) -> int:
-    console = Console(stderr=True, highlight=False)
     began = time.monotonic()
+    numbers = {name: number or 0 for name, number in given.items()}
+    numbers |= {"fault_ms": round((minutes or 0) * 60000), "trace_fd": 1 if trace else -1}
+    jobs = min(jobs, seeds)
     interrupted = False
-    told = 0.0  # when the next line is due where nobody watches
-    with Runner(plan) as runner:
-        progress = runner.progress
+    with Runner(range(seed, seed + seeds), jobs=jobs, **numbers) as runner:
         try:
-            with console.status("simulating") as status:
-                while not runner.wait(0.1):
-                    seconds = max(time.monotonic() - began, 0.001)
-                    line = (
-                        f"{progress.done} of {plan.seeds} seeds, {progress.done / seconds:.0f} a second, "
-                        f"{progress.events / 1e6:.1f} million events, {len(progress.reports)} failed"
-                    )
-                    status.update(line)
-                    if not console.is_terminal and seconds >= told:
-                        click.echo(line, err=True)
-                        told += 10
+            _watch(runner, seeds)
         except KeyboardInterrupt:
             interrupted = True
     seconds = time.monotonic() - began
-    for report in progress.reports:
+    for report in runner.reports:
         click.echo(report)
-    for error in progress.errors:
-        click.echo(error, err=True)
-    happened = ", ".join(f"{count} {name}" for name, count in progress.counts.items() if count)
-    rate = progress.done / max(seconds, 0.001)
-    click.echo(f"{happened}", err=plan.trace)
-    failed = f"{len(progress.reports)} failed" if progress.reports else "all passed"
+    if runner.refused:
+        click.echo("the system refused memory for a simulator", err=True)
+    click.echo(", ".join(f"{count} {name}" for name, count in runner.counts.items() if count), err=trace)
+    failed = f"{len(runner.reports)} failed" if runner.reports else "all passed"
     click.echo(
-        f"{'interrupted after ' if interrupted else ''}{progress.done} seeds from {plan.first} in {seconds:.1f} s "
-        f"({rate:.0f} a second, {plan.jobs} at a time): {failed}",
-        err=plan.trace,
+        f"{'interrupted after ' if interrupted else ''}{runner.done} seeds from {seed} in {seconds:.1f} s "
+        f"({runner.done / max(seconds, 0.001):.0f} a second, {jobs} at a time): {failed}",
+        err=trace,
     )
-    if interrupted:
-        return INTERRUPTED
-    if progress.errors:
-        return 2
-    return 1 if progress.reports else 0
+    sys.exit(INTERRUPTED if interrupted else 2 if runner.refused else 1 if runner.reports else 0)
+
+
+def _watch(runner: Runner, seeds: int) -> None:
+    """Tells how far it is until it is over."""
+    console = Console(stderr=True, highlight=False)
+    began = time.monotonic()
+    told = 0.0  # when the next line is due where nobody watches
+    with console.status("simulating") as status:
+        while not runner.wait(0.1):
+            seconds = max(time.monotonic() - began, 0.001)
+            line = (
+                f"{runner.done} of {seeds} seeds, {runner.done / seconds:.0f} a second, "
+                f"{runner.events / 1e6:.1f} million events, {len(runner.reports)} failed"
+            )
+            status.update(line)
+            if not console.is_terminal and seconds >= told:
+                click.echo(line, err=True)
+                told += 10
