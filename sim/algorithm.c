@@ -412,9 +412,8 @@ void sim_algorithm_chunk(struct engine_model *e, int from, const struct frame *f
     struct wire_head head = sim_algorithm_head(frame);
     struct op *op = call_table_find_running(&e->call_table, &head.op);
     if (op == NULL)
-        sim_fail(e->sim, "no mixing", "peer %d got a chunk of op (%llu, %llu, %u) from %d, which it has not begun",
-                 e->slot + 1, (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence,
-                 from + 1);
+        sim_fail(e->sim, "no mixing", "peer %d got a chunk of op (%ju, %ju, %u) from %d, which it has not begun",
+                 e->slot + 1, OP_NAME(*frame), from + 1);
     if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->args.fingerprint, &frame->fingerprint))
         return;
     if (op->algorithm == PLAN_PIECES)
@@ -436,9 +435,8 @@ static void take_up_input(struct engine_model *e, struct op *op) {
     m->members = 1U << e->slot;
     for (uint32_t i = 0; i < op->team->count; i++)
         if (op->team->members[i] != NULL) m->members |= bit(op->team->members[i]);
-    SIM_TRACE(e->sim, "peer %d: begins %s op (%llu, %llu, %u.%u)", e->slot + 1,
-              op->algorithm == PLAN_SMALL ? "small" : "large", (unsigned long long)op->name.epoch,
-              (unsigned long long)op->name.tag, op->name.sequence, op->name.segment);
+    SIM_TRACE(e->sim, "peer %d: begins %s op (%ju, %ju, %u.%u)", e->slot + 1,
+              op->algorithm == PLAN_SMALL ? "small" : "large", OP_NAME(op->name), op->name.segment);
     struct judged_op judged = sim_algorithm_shown(e, op);
     judge_begins(e->sim, e->slot, &judged);
 }

@@ -43,8 +43,8 @@ static void judge_loss(struct engine_model *e, const struct op *op) {
     for (uint32_t i = 0; i < e->call_table.loss_count && !op->args.retry && subgroup == NULL; i++)
         lost |= e->call_table.losses[i] > op->adopted;
     if (!lost && !e->sim->processes[e->slot].tainted)
-        sim_fail(e->sim, "progress", "peer %d loses op (%llu, %llu, %u) although nobody was lost that it needs",
-                 e->slot + 1, (unsigned long long)op->name.epoch, (unsigned long long)op->args.tag, op->name.sequence);
+        sim_fail(e->sim, "progress", "peer %d loses op (%ju, %ju, %u) although nobody was lost that it needs",
+                 e->slot + 1, OP_NAME(op->name));
 }
 
 // Without one of its list only that goes on which may, and was asked to.
@@ -52,8 +52,8 @@ static void judge_success(struct engine_model *e, const struct op *op) {
     uint32_t missing = op->args.subgroup == NULL ? 0 : op->args.subgroup->count;
     for (uint32_t members = sim_algorithm_members(op); members != 0 && missing > 0; members &= members - 1) missing--;
     if (missing == 0 || (op->args.retry && op_collective(op)->survives)) return;
-    sim_fail(e->sim, "exactness", "peer %d ends op (%llu, %llu, %u) with success without %u of its list", e->slot + 1,
-             (unsigned long long)op->name.epoch, (unsigned long long)op->args.tag, op->name.sequence, missing);
+    sim_fail(e->sim, "exactness", "peer %d ends op (%ju, %ju, %u) with success without %u of its list", e->slot + 1,
+             OP_NAME(op->name), missing);
 }
 
 // A call, or a segment of one.
@@ -213,16 +213,11 @@ static void know(struct engine_model *e, const struct wire_id *id) {
     n->dropped = false;
 }
 
-static bool is_pending(const struct engine_model *e, const struct op_member *member) {
-    for (uint32_t i = 0; e->pending != NULL && i < e->pending->ring.count; i++)
-        if (wire_id_equal(&e->pending->ring.members[i].id, &member->id)) return true;
-    return false;
-}
-
 static void free_dropped(struct engine_model *e, int slot) {
     for (struct neighbour **at = &e->neighbours[slot]; *at != NULL;) {
         struct neighbour *n = *at;
-        if (!n->dropped || n->member.rank != UINT32_MAX || is_pending(e, &n->member)) {
+        if (!n->dropped || n->member.rank != UINT32_MAX ||
+            (e->pending != NULL && epoch_ring_has(&e->pending->ring, &n->member.id))) {
             at = &n->next;
             continue;
         }
@@ -370,8 +365,8 @@ static bool enter(struct engine_model *e) {
     epoch_put(e->pending);
     e->pending = NULL;
     s->counts[COUNT_EPOCHS]++;
-    SIM_TRACE(s, "peer %d: enters group epoch %llu with %u members%s", e->slot + 1,
-              (unsigned long long)epoch->group_epoch, epoch->ring.count, epoch->lost ? ", some lost" : "");
+    SIM_TRACE(s, "peer %d: enters group epoch %ju with %u members%s", e->slot + 1, epoch->group_epoch,
+              epoch->ring.count, epoch->lost ? ", some lost" : "");
     send_report(e, &report);
     free(report.ops);
     for (int slot = 0; slot < slots(e); slot++) free_dropped(e, slot);

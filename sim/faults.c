@@ -92,7 +92,8 @@ void sim_draw_faults(struct pccl_sim *s) {
     s->end_at = s->now + length * MS_NS;
 }
 
-static bool stop(struct pccl_sim *s, int64_t *stopped, int64_t until) {
+static bool stop(struct pccl_sim *s, int slot, int64_t until) {
+    int64_t *stopped = &s->bodies[slot].stopped_until;
     if (s->now < *stopped) return false; // waking it earlier would reorder what waits for it
     *stopped = until;
     s->counts[COUNT_STALLS]++;
@@ -102,12 +103,12 @@ static bool stop(struct pccl_sim *s, int64_t *stopped, int64_t until) {
 
 static void stall(struct pccl_sim *s) {
     bool master = sim_chance(s, s->master_count > 1 ? 3 : 10);
-    struct process *p = &s->processes[sim_below(s, s->peers)];
+    int peer = (int)sim_below(s, s->peers);
     uint32_t k = sim_draw_master(s);
     int64_t until = s->now + effect_draw(s);
-    if (!stop(s, master ? &s->masters[k].stopped_until : &p->stopped_until, until)) return;
-    SIM_TRACE(s, "fault: %s %d stands still for %lld ms", master ? "master" : "peer",
-              master ? (int)k + 1 : (int)(p - s->processes) + 1, (long long)((until - s->now) / MS_NS));
+    if (!stop(s, master ? MASTER + (int)k : peer, until)) return;
+    SIM_TRACE(s, "fault: %s %d stands still for %jd ms", master ? "master" : "peer", master ? (int)k + 1 : peer + 1,
+              (until - s->now) / MS_NS);
 }
 
 // Long enough for peers to leave it, often just about. Between two of them there is time to come back.
@@ -115,12 +116,12 @@ static void nap(struct pccl_sim *s) {
     int64_t least = s->limit_ns * 6 / 10,
             until = s->now + least +
                     (int64_t)sim_below(s, (uint64_t)(sim_chance(s, 2) ? s->limit_ns : 5 * s->limit_ns / 2));
-    if (s->now < s->nap_from || s->now < s->masters[0].stopped_until || !s->masters[0].running) return;
-    s->masters[0].stopped_until = until;
+    if (s->now < s->nap_from || s->now < s->bodies[MASTER].stopped_until || !s->masters[0].running) return;
+    s->bodies[MASTER].stopped_until = until;
     s->nap_from = until + s->limit_ns;
     s->counts[COUNT_STALLS]++;
     effect_until(s, until + NAP_SKEW_MS * MS_NS);
-    SIM_TRACE(s, "fault: the master stands still for %lld ms", (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: the master stands still for %jd ms", (until - s->now) / MS_NS);
 }
 
 static void slow_down(struct pccl_sim *s) {
@@ -153,10 +154,9 @@ static void end_held(struct pccl_sim *s, int slot) {
     if (master ? !s->masters[k].running : !s->processes[slot].running) return;
     s->counts[COUNT_HELD]++;
     effect_until(s, until);
-    struct event *event = sim_event(s, master ? EVENT_MASTER_LET_GO : EVENT_LET_GO, until);
-    event->slot = (uint16_t)slot;
+    struct event *event = sim_event(s, EVENT_LET_GO, until);
+    event->slot = (uint16_t)(master ? MASTER + k : (uint32_t)slot);
     event->life = s->processes[slot].life;
-    event->from = (uint16_t)k;
     sim_push(s, event);
     if (master)
         sim_hold_master(s, k);
@@ -166,13 +166,13 @@ static void end_held(struct pccl_sim *s, int slot) {
 
 // From some allocation on, once or several times.
 static void refuse_memory(struct pccl_sim *s, int slot) {
-    struct process *p = &s->processes[slot];
     uint32_t k = sim_draw_master(s);
-    struct shortage *shortage = sim_chance(s, 2) ? &s->masters[k].shortage : &p->shortage;
+    bool master = sim_chance(s, 2);
+    struct shortage *shortage = &s->bodies[master ? MASTER + (int)k : slot].shortage;
     shortage->granted = (uint32_t)sim_below(s, sim_chance(s, 2) ? 4 : 24);
     shortage->times = sim_chance(s, 2) ? 1 : 1 + (uint32_t)sim_below(s, 12);
     SIM_TRACE(s, "fault: after %u more allocations %u are refused to %s %d", shortage->granted, shortage->times,
-              shortage == &p->shortage ? "peer" : "master", shortage == &p->shortage ? slot + 1 : (int)k + 1);
+              master ? "master" : "peer", master ? (int)k + 1 : slot + 1);
 }
 
 static void crash(struct pccl_sim *s, int slot, bool told) {
@@ -188,8 +188,7 @@ static void lose_many(struct pccl_sim *s) {
     for (; ends > 0 && (s->faults & (PCCL_SIM_CRASH | PCCL_SIM_POWER_OFF)) != 0; ends--)
         crash(s, (int)sim_below(s, s->peers), (s->faults & PCCL_SIM_POWER_OFF) == 0 || sim_chance(s, 2));
     for (; stands > 0 && (s->faults & PCCL_SIM_STALL) != 0; stands--)
-        stop(s, &s->processes[sim_below(s, s->peers)].stopped_until,
-             s->now + (int64_t)sim_below(s, (uint64_t)s->limit_ns / 2));
+        stop(s, (int)sim_below(s, s->peers), s->now + (int64_t)sim_below(s, (uint64_t)s->limit_ns / 2));
     sim_end_master(s, sim_draw_master(s));
     s->faults_end = s->now + (sim_chance(s, 2) ? 0 : (int64_t)sim_below(s, 2 * (uint64_t)s->limit_ns));
 }

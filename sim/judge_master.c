@@ -17,8 +17,8 @@ static void judge_newcomer(struct pccl_sim *s, const struct truth *truth, int sl
         if (other == slot || life == 0 || truth->groups[other] != truth->groups[slot] ||
             truth_is_tainted(s, other, life) || p->met[other] >= life) // an older master may speak late
             continue;
-        sim_fail(s, "progress", "the master admits peer %d to epoch %llu, which has no link to peer %d", slot + 1,
-                 (unsigned long long)truth->number, other + 1);
+        sim_fail(s, "progress", "the master admits peer %d to epoch %ju, which has no link to peer %d", slot + 1,
+                 truth->number, other + 1);
     }
 }
 
@@ -33,8 +33,8 @@ static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
     }
     if (2 * left <= members)
         sim_fail(s, "agreement",
-                 "a master takes the run up with %u of the %u members of epoch %llu, which is no majority", left,
-                 members, (unsigned long long)newest->number);
+                 "a master takes the run up with %u of the %u members of epoch %ju, which is no majority", left,
+                 members, newest->number);
 }
 
 // The epoch that was announced last, to another one of its members.
@@ -82,12 +82,11 @@ static void judge_gone(struct pccl_sim *s, uint32_t k, bool again, const struct 
                      wire_loss_name(reason));
     }
     if (again && digest != s->said->gone[k])
-        sim_fail(s, "agreement", "members of epoch %llu hear different reasons of a loss",
-                 (unsigned long long)header->epoch);
+        sim_fail(s, "agreement", "members of epoch %ju hear different reasons of a loss", header->epoch);
     s->said->gone[k] = digest;
 }
 
-static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const struct control *control,
+static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const struct connection *control,
                      const struct wire_header *header, const uint8_t *body) {
     struct wire_epoch_commit commit = {.epoch.members = s->said->members, .gone = s->said->gone_list};
     struct truth *truth = truth_for(s, header->run);
@@ -115,12 +114,10 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
     // by who has heard of a later generation.
     if ((left || is_heard(s, header->run, truth->generation)) && truth->generation > header->generation) return;
     if (left && truth->generation == header->generation && truth->master_life != master_life)
-        sim_fail(s, "agreement", "two masters have taken the run up in generation %llu",
-                 (unsigned long long)header->generation);
+        sim_fail(s, "agreement", "two masters have taken the run up in generation %ju", header->generation);
     if (left && truth->generation == header->generation && truth->number >= header->epoch) {
         if (truth->number > header->epoch)
-            sim_fail(s, "agreement", "the master announces epoch %llu after epoch %llu",
-                     (unsigned long long)header->epoch, (unsigned long long)truth->number);
+            sim_fail(s, "agreement", "the master announces epoch %ju after epoch %ju", header->epoch, truth->number);
         return;
     }
     bool another = truth->master_life != master_life || truth->number >= header->epoch;
@@ -146,16 +143,15 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
         if (slot < 0) continue; // of a changed HELLO
         if (truth->lives[slot] != 0 && !truth_is_tainted(s, slot, s->processes[slot].life) &&
             commit.reason == WIRE_REASON_UPDATE && truth->lives[slot] == life)
-            sim_fail(s, "agreement", "peer %d is twice in epoch %llu", slot + 1,
-                     (unsigned long long)commit.epoch.number);
+            sim_fail(s, "agreement", "peer %d is twice in epoch %ju", slot + 1, commit.epoch.number);
         if (life <= truth->lives[slot]) continue; // an old one that is not known to be lost
         truth->lives[slot] = life;
         truth->groups[slot] = commit.epoch.members[i].group;
         record->old[slot] |= commit.epoch.members[i].join_number < commit.quorum.newer;
     }
     if (s->limits.most != 0 && commit.epoch.count > s->limits.most)
-        sim_fail(s, "agreement", "epoch %llu has %u members, and %u at most may be there",
-                 (unsigned long long)commit.epoch.number, commit.epoch.count, s->limits.most);
+        sim_fail(s, "agreement", "epoch %ju has %u members, and %u at most may be there", commit.epoch.number,
+                 commit.epoch.count, s->limits.most);
     if (taken_up) judge_quorum(s, truth);
     memcpy(record->lives, truth->lives, sizeof record->lives);
     for (int slot = 0; slot < (int)s->peers; slot++)
@@ -176,7 +172,7 @@ static void on_verdict(struct pccl_sim *s, uint32_t group, const struct wire_hea
 
 // To one member. While somebody is left who took part in the last commit, the next one is of the same or of the next
 // revision.
-static void on_sync_end(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+static void on_sync_end(struct pccl_sim *s, const struct connection *control, const struct wire_header *header,
                         const uint8_t *body) {
     struct wire_sync_end *end = &s->said->sync_end;
     struct truth *truth = judge_truth(s, header->run);
@@ -186,7 +182,7 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
     }
     // The epoch tells the group, also of a member whose RESUME was changed on this connection or an earlier one.
     uint32_t group = control->group;
-    if (truth->lives[control->slot] == control->life) group = truth->groups[control->slot];
+    if (truth->lives[control->ends[0]] == control->lives[0]) group = truth->groups[control->ends[0]];
     if (end->code != 0 || group >= GROUPS || truth->run == 0 || header->generation < truth->generation) return;
     struct commit_record *last = &truth->commits[group], *announced = &truth->announced[group];
     if (announced->run != header->run || announced->round != end->round) {
@@ -199,11 +195,11 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
         for (int slot = 0; slot < (int)s->peers; slot++)
             held |= last->run == header->run && last->lives[slot] != 0 && last->lives[slot] == truth->lives[slot];
         if (held && end->revision != last->revision && end->revision != last->revision + 1)
-            sim_fail(s, "parity", "group %u commits revision %llu after revision %llu, of which members are left",
-                     group, (unsigned long long)end->revision, (unsigned long long)last->revision);
+            sim_fail(s, "parity", "group %u commits revision %ju after revision %ju, of which members are left", group,
+                     end->revision, last->revision);
         *announced = (struct commit_record){.run = header->run, .round = end->round, .revision = end->revision};
     }
-    announced->lives[control->slot] = control->life;
+    announced->lives[control->ends[0]] = control->lives[0];
     if (last->run == header->run && last->round == end->round) *last = *announced;
 }
 
@@ -216,11 +212,11 @@ static bool is_broken(const struct pccl_sim *s, uint32_t group, int one, int oth
 
 // Checks an expulsion for broken links: by the master's own counts, the expelled member has at least as many broken
 // pairs as the other end of its only one, and is reported by at least as many.
-static void on_expelled(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+static void on_expelled(struct pccl_sim *s, const struct connection *control, const struct wire_header *header,
                         const uint8_t *body) {
     struct wire_text text;
     const struct truth *truth = judge_truth(s, header->run);
-    int culprit = control->slot, other = -1;
+    int culprit = control->ends[0], other = -1;
     if (!wire_decode_text(body, header->length, &text) || control->group >= GROUPS ||
         memmem(text.chars, text.length, "links failed twice", 18) == NULL)
         return;
@@ -249,7 +245,7 @@ static void on_expelled(struct pccl_sim *s, const struct control *control, const
 
 // Whom a member of a candidate has no links to it reports only if that candidate is judged, which cannot be told from
 // here.
-static void note_unreachable(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+static void note_unreachable(struct pccl_sim *s, const struct connection *control, const struct wire_header *header,
                              const uint8_t *body) {
     struct wire_linked linked;
     uint32_t life;
@@ -257,18 +253,19 @@ static void note_unreachable(struct pccl_sim *s, const struct control *control, 
     for (uint32_t i = 0; i < linked.count; i++) {
         int slot = sim_slot(&linked.unreachable[i], &life);
         if (slot >= 0 && slot < (int)s->peers && s->processes[slot].life == life)
-            s->said->unreached_at[control->slot][slot] = s->now;
+            s->said->unreached_at[control->ends[0]][slot] = s->now;
     }
 }
 
-void judge_link_report(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+void judge_link_report(struct pccl_sim *s, const struct connection *control, const struct wire_header *header,
                        const uint8_t *body) {
     if (header->type == WIRE_LINKED) note_unreachable(s, control, header, body);
     if (header->type == WIRE_LEAVE || header->type == WIRE_LEAVING) {
-        struct left_record *left = &s->said->left[control->slot];
-        bool ended = left->life == control->life && left->run == header->run && left->ended;
+        struct left_record *left = &s->said->left[control->ends[0]];
+        bool ended = left->life == control->lives[0] && left->run == header->run && left->ended;
         if (!ended) // a master that was replaced may hear the LEAVING before it later
-            *left = (struct left_record){control->life, header->run, header->generation, header->type == WIRE_LEAVE};
+            *left =
+                (struct left_record){control->lives[0], header->run, header->generation, header->type == WIRE_LEAVE};
     }
     struct wire_link_down down;
     uint32_t life;
@@ -276,8 +273,8 @@ void judge_link_report(struct pccl_sim *s, const struct control *control, const 
     // the links have been made again since
     if (control->group >= GROUPS || header->epoch < s->said->regrouped[control->group]) return;
     int slot = sim_slot(&down.id, &life);
-    if (slot >= 0 && slot < (int)s->peers && slot != control->slot && s->processes[slot].life == life)
-        s->said->reported_at[control->slot][slot] = s->now;
+    if (slot >= 0 && slot < (int)s->peers && slot != control->ends[0] && s->processes[slot].life == life)
+        s->said->reported_at[control->ends[0]][slot] = s->now;
 }
 
 void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct actions *actions, size_t first,
@@ -294,7 +291,7 @@ void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struc
         if (header.type == WIRE_EPOCH) on_epoch(s, master, life, &s->controls[send->conn], &header, body);
         if (header.type == WIRE_EXPELLED) {
             on_expelled(s, &s->controls[send->conn], &header, body);
-            s->said->expelled[s->controls[send->conn].slot] = s->controls[send->conn].life;
+            s->said->expelled[s->controls[send->conn].ends[0]] = s->controls[send->conn].lives[0];
         }
         if (header.type == WIRE_VERDICT) on_verdict(s, s->controls[send->conn].group, &header, body);
         if (header.type == WIRE_SYNC_END) on_sync_end(s, &s->controls[send->conn], &header, body);

@@ -34,7 +34,7 @@ struct judged_masters {
 void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct actions *actions, size_t first,
                  size_t end);
 // A LINK_DOWN, LINKED, LEAVING or LEAVE, as a master hears it.
-void judge_link_report(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+void judge_link_report(struct pccl_sim *s, const struct connection *control, const struct wire_header *header,
                        const uint8_t *body);
 
 #endif

@@ -45,9 +45,9 @@ void judge_ring(struct pccl_sim *s, int slot, const struct epoch *epoch) {
             record->epoch != epoch->group_epoch || record->group != p->group || record->hash == hash)
             continue;
         sim_fail(s, "agreement",
-                 "peer %d enters group epoch %llu of group %u with other members, another order or other figures than "
+                 "peer %d enters group epoch %ju of group %u with other members, another order or other figures than "
                  "another peer",
-                 slot + 1, (unsigned long long)epoch->group_epoch, p->group);
+                 slot + 1, epoch->group_epoch, p->group);
         return;
     }
     s->ops->rings[s->ops->ring_count++ % RINGS_MOST] =
@@ -114,18 +114,16 @@ void judge_begins(struct pccl_sim *s, int slot, const struct judged_op *op) {
     bool again = (instance->began >> slot & 1) != 0;
     instance->began |= 1U << slot;
     if (p->tainted || instance_tainted(s, instance)) return;
-    unsigned long long epoch = op->name.epoch, tag = op->name.tag;
-    if (again)
-        sim_fail(s, "no mixing", "peer %d begins op (%llu, %llu, %u) twice", slot + 1, epoch, tag, op->name.sequence);
+    if (again) sim_fail(s, "no mixing", "peer %d begins op (%ju, %ju, %u) twice", slot + 1, OP_NAME(op->name));
     if (instance->lives[slot] != p->life)
-        sim_fail(s, "no mixing", "peer %d begins op (%llu, %llu, %u), of which it is no member", slot + 1, epoch, tag,
-                 op->name.sequence);
+        sim_fail(s, "no mixing", "peer %d begins op (%ju, %ju, %u), of which it is no member", slot + 1,
+                 OP_NAME(op->name));
     if (instance->small != op->small)
-        sim_fail(s, "agreement", "peer %d moves op (%llu, %llu, %u) as a %s op, others do not", slot + 1, epoch, tag,
-                 op->name.sequence, op->small ? "small" : "large");
+        sim_fail(s, "agreement", "peer %d moves op (%ju, %ju, %u) as a %s op, others do not", slot + 1,
+                 OP_NAME(op->name), op->small ? "small" : "large");
     if (instance->members != op->members)
-        sim_fail(s, "agreement", "peer %d begins op (%llu, %llu, %u) with peers %x, others with %x", slot + 1, epoch,
-                 tag, op->name.sequence, op->members, instance->members);
+        sim_fail(s, "agreement", "peer %d begins op (%ju, %ju, %u) with peers %x, others with %x", slot + 1,
+                 OP_NAME(op->name), op->members, instance->members);
 }
 
 void judge_complete(struct pccl_sim *s, int slot, const struct judged_op *op) {
@@ -145,27 +143,23 @@ void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op) {
             // had not begun a mismatched op may begin its next call under that name, in which nobody meets.
             if (instance->calls[other] != op->calls)
                 sim_fail(s, "agreement",
-                         "call %u of peer %d with tag %llu meets call %u of peer %d in op (%llu, %llu, %u)", op->calls,
-                         slot + 1, (unsigned long long)op->name.tag, instance->calls[other], other + 1,
-                         (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence);
+                         "call %u of peer %d with tag %ju meets call %u of peer %d in op (%ju, %ju, %u)", op->calls,
+                         slot + 1, op->name.tag, instance->calls[other], other + 1, OP_NAME(op->name));
             // Only members of a list hear how its operations end.
             if (op->name.subgroup == 0 && instance->views[other] != instance->views[slot])
                 sim_fail(s, "agreement",
-                         "peer %d meets peer %d in op (%llu, %llu, %u) with other world sizes (%llx, not %llx; "
+                         "peer %d meets peer %d in op (%ju, %ju, %u) with other world sizes (%jx, not %jx; "
                          "hexadecimal: all, group, groups, largest group)",
-                         slot + 1, other + 1, (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag,
-                         op->name.sequence, (unsigned long long)instance->views[slot],
-                         (unsigned long long)instance->views[other]);
+                         slot + 1, other + 1, OP_NAME(op->name), instance->views[slot], instance->views[other]);
         }
     if (op->results < op->shards)
-        sim_fail(s, "exactness", "op (%llu, %llu, %u) is complete at peer %d with %u of %u shards",
-                 (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1,
-                 op->results, op->shards);
+        sim_fail(s, "exactness", "op (%ju, %ju, %u) is complete at peer %d with %u of %u shards", OP_NAME(op->name),
+                 slot + 1, op->results, op->shards);
     if (op->contributors != op->holds || op->value != value)
         sim_fail(s, "exactness",
-                 "the result of op (%llu, %llu, %u) at peer %d holds the inputs of peers %x, and not of %x%s",
-                 (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1,
-                 op->contributors, op->holds, op->contributors == op->holds ? ", and is not their sum" : "");
+                 "the result of op (%ju, %ju, %u) at peer %d holds the inputs of peers %x, and not of %x%s",
+                 OP_NAME(op->name), slot + 1, op->contributors, op->holds,
+                 op->contributors == op->holds ? ", and is not their sum" : "");
 }
 
 // Programs call again after a loss and after a mismatch alike.
@@ -180,19 +174,18 @@ void judge_ended(struct pccl_sim *s, int slot, const struct judged_op *op) {
     uint8_t mine = (uint8_t)op->outcome;
     instance->outcomes[slot] = mine;
     if (mine == OUTCOME_LOST && s->only_naps)
-        sim_fail(s, "progress", "op (%llu, %llu, %u) is lost at peer %d although only the master stood still",
-                 (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1);
+        sim_fail(s, "progress", "op (%ju, %ju, %u) is lost at peer %d although only the master stood still",
+                 OP_NAME(op->name), slot + 1);
     if (mine == OUTCOME_LOST && s->only_notice)
-        sim_fail(s, "progress", "op (%llu, %llu, %u) is lost at peer %d although members left in order",
-                 (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1);
+        sim_fail(s, "progress", "op (%ju, %ju, %u) is lost at peer %d although members left in order",
+                 OP_NAME(op->name), slot + 1);
     if (!judge_alive_member(s, instance->run, slot, p->life)) return;
     for (int other = 0; other < (int)s->peers; other++) {
         uint8_t theirs = instance->outcomes[other];
         bool differs = theirs != OUTCOME_NONE && theirs != mine && (is_agreed(theirs) || is_agreed(mine));
         if (!differs || !judge_alive_member(s, instance->run, other, instance->lives[other])) continue;
-        sim_fail(s, "agreement", "op (%llu, %llu, %u) ends at peer %d with %s, at peer %d with %s",
-                 (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1,
-                 names[mine], other + 1, names[theirs]);
+        sim_fail(s, "agreement", "op (%ju, %ju, %u) ends at peer %d with %s, at peer %d with %s", OP_NAME(op->name),
+                 slot + 1, names[mine], other + 1, names[theirs]);
     }
 }
 
@@ -203,9 +196,8 @@ static void on_commit(struct pccl_sim *s, const struct instance *instance, bool 
         bool member =
             (instance->members >> slot & 1) != 0 && judge_alive_member(s, instance->run, slot, instance->lives[slot]);
         if (member && (instance->done >> slot & 1) == 0)
-            sim_fail(s, "agreement", "the master commits op (%llu, %llu, %u), which is not complete at peer %d",
-                     (unsigned long long)instance->name.epoch, (unsigned long long)instance->name.tag,
-                     instance->name.sequence, slot + 1);
+            sim_fail(s, "agreement", "the master commits op (%ju, %ju, %u), which is not complete at peer %d",
+                     OP_NAME(instance->name), slot + 1);
     }
 }
 
@@ -242,8 +234,7 @@ void judge_verdict(struct pccl_sim *s, int slot, const struct judged_op *op, con
     again |= instance->verdict != WIRE_VERDICT_COMMIT && verdict->kind != WIRE_VERDICT_COMMIT &&
              instance->verdict_generation != generation;
     if (instance->verdict != 0 && instance->verdict != verdict->kind && !again)
-        sim_fail(s, "agreement", "op (%llu, %llu, %u) got the verdict %s and, at peer %d, %s",
-                 (unsigned long long)verdict->name.epoch, (unsigned long long)verdict->name.tag, verdict->name.sequence,
+        sim_fail(s, "agreement", "op (%ju, %ju, %u) got the verdict %s and, at peer %d, %s", OP_NAME(verdict->name),
                  kinds[instance->verdict], slot + 1, kinds[verdict->kind]);
     instance->verdict = verdict->kind;
     instance->verdict_generation = generation;
@@ -279,8 +270,8 @@ void judge_vote(struct pccl_sim *s, int slot, const struct member_action *action
                                .groups = action->view.groups};
     if (p->tainted) return;
     if (last->number <= s->ends->voted[slot])
-        sim_fail(s, "agreement", "peer %d hears the end of vote %llu after that of vote %llu", slot + 1,
-                 (unsigned long long)last->number, (unsigned long long)s->ends->voted[slot]);
+        sim_fail(s, "agreement", "peer %d hears the end of vote %ju after that of vote %ju", slot + 1, last->number,
+                 s->ends->voted[slot]);
     s->ends->voted[slot] = last->number;
     struct vote_record *same = NULL;
     for (uint32_t i = 0; i < VOTES_MOST; i++) {
@@ -290,11 +281,10 @@ void judge_vote(struct pccl_sim *s, int slot, const struct member_action *action
             same = record;
         else if (judge_alive_member(s, mine.run, slot, p->life) && is_left(s, record))
             sim_fail(s, "agreement",
-                     "vote %llu ends at peer %d with code %u, value %llu, epoch %llu; at another peer with code %u, "
-                     "value %llu, epoch %llu",
-                     (unsigned long long)mine.number, slot + 1, mine.code, (unsigned long long)mine.value,
-                     (unsigned long long)mine.epoch, record->code, (unsigned long long)record->value,
-                     (unsigned long long)record->epoch);
+                     "vote %ju ends at peer %d with code %u, value %ju, epoch %ju; at another peer with code %u, "
+                     "value %ju, epoch %ju",
+                     mine.number, slot + 1, mine.code, mine.value, mine.epoch, record->code, record->value,
+                     record->epoch);
     }
     if (same == NULL) {
         same = &s->ends->votes[s->ends->vote_count++ % VOTES_MOST];
@@ -312,9 +302,8 @@ void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end, u
         truth->commits[p->group] = truth->announced[p->group];
     if (p->tainted) return;
     if (end->code == 0 && end->revision + 1 < before)
-        sim_fail(s, "parity", "round %llu takes peer %d back to revision %llu, from %llu",
-                 (unsigned long long)end->round, slot + 1, (unsigned long long)end->revision,
-                 (unsigned long long)before);
+        sim_fail(s, "parity", "round %ju takes peer %d back to revision %ju, from %ju", end->round, slot + 1,
+                 end->revision, before);
     struct round_record *round = NULL;
     for (uint32_t i = 0; i < ROUNDS_MOST && round == NULL; i++)
         if (s->ends->rounds[i].round == end->round && s->ends->rounds[i].run == run) round = &s->ends->rounds[i];
@@ -323,12 +312,10 @@ void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end, u
         *round = (struct round_record){run, end->round, end->revision, content, end->code};
     }
     if (round->code != end->code)
-        sim_fail(s, "parity", "round %llu of shared state ends with code %u at peer %d, with %u at another",
-                 (unsigned long long)end->round, end->code, slot + 1, round->code);
+        sim_fail(s, "parity", "round %ju of shared state ends with code %u at peer %d, with %u at another", end->round,
+                 end->code, slot + 1, round->code);
     else if (end->code == 0 && (round->revision != end->revision || round->content != content))
-        sim_fail(
-            s, "parity",
-            "after round %llu peer %d holds revision %llu, content %016llx; another one revision %llu, content %016llx",
-            (unsigned long long)end->round, slot + 1, (unsigned long long)end->revision, (unsigned long long)content,
-            (unsigned long long)round->revision, (unsigned long long)round->content);
+        sim_fail(s, "parity",
+                 "after round %ju peer %d holds revision %ju, content %016jx; another one revision %ju, content %016jx",
+                 end->round, slot + 1, end->revision, content, round->revision, round->content);
 }

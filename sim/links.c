@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "link/failure_detector.h"
-#include "sim/controls.h"
 #include "sim/trace.h"
 
 void links_begin(struct pccl_sim *s) {
@@ -38,44 +37,57 @@ static struct connection *connection_new(struct pccl_sim *s) {
 }
 
 static void connection_free(struct pccl_sim *s, struct connection *c) {
+    c->used = false;
+    if (c->ends[1] >= MASTER) return;
     uint32_t index = (uint32_t)(c - s->links->all);
     struct process *dialler = &s->processes[c->ends[0]];
     if (index < s->links->first) s->links->first = index;
-    c->used = false;
     if (dialler->life != c->lives[0]) return;
     uint32_t *at = &dialler->dialled[c->ends[1]];
     while (*at != 0 && *at != index + 1) at = &s->links->all[*at - 1].next;
     if (*at != 0) *at = c->next;
 }
 
-// For the side `end`; `flag` of EVENT_LINK_ENDS: that side gives up by itself.
-static void push(struct pccl_sim *s, const struct connection *c, enum event_kind kind, uint32_t end, int64_t at,
-                 bool flag) {
+static bool is_control(const struct connection *c) { return c->ends[1] >= MASTER; }
+
+struct event *links_event(struct pccl_sim *s, const struct connection *c, enum event_kind kind, uint32_t end,
+                          int64_t at) {
     struct event *event = sim_event(s, kind, at);
     event->slot = c->ends[end];
     event->from = c->ends[!end];
     event->life = c->lives[end];
     event->other_life = c->lives[!end];
-    event->index = (uint32_t)(c - s->links->all);
+    event->index = (uint32_t)(c - (is_control(c) ? s->controls : s->links->all));
     event->serial = c->serial;
+    return event;
+}
+
+static void push(struct pccl_sim *s, const struct connection *c, enum event_kind kind, uint32_t end, int64_t at,
+                 bool flag) {
+    struct event *event = links_event(s, c, kind, end, at);
     event->flag = flag;
     sim_push(s, event);
 }
 
-// When something sent to that end now is there.
-static int64_t arrival(struct pccl_sim *s, struct connection *c, uint32_t end) {
+int64_t links_arrival(struct pccl_sim *s, struct connection *c, uint32_t end) {
     int64_t at = s->now + sim_delay(s, c->ends[!end], c->ends[end]);
-    if (at < c->last[end]) at = c->last[end];
-    return c->last[end] = at;
+    return c->last[end] = platform_later(at, c->last[end]);
 }
 
-// Closes one end; the other end learns of it after it has received everything sent before.
-static void close_end(struct pccl_sim *s, struct connection *c, uint32_t end, bool told) {
+void links_close_end(struct pccl_sim *s, struct connection *c, uint32_t end, bool told) {
     if (!c->open[end]) return;
     c->open[end] = false;
     drop_parked(s, c, end);
-    if (c->open[!end] && told && !c->broken) push(s, c, EVENT_LINK_ENDS, !end, arrival(s, c, !end), false);
+    if (c->open[!end] && told && !c->broken)
+        push(s, c, is_control(c) ? EVENT_CONTROL_ENDS : EVENT_LINK_ENDS, !end, links_arrival(s, c, !end), false);
     if (!c->open[0] && !c->open[1]) connection_free(s, c);
+}
+
+void links_close_life(struct pccl_sim *s, struct connection *table, uint32_t count, int slot, uint32_t life,
+                      bool told) {
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t end = 0; end < 2 && table[i].used; end++)
+            if (table[i].ends[end] == slot && table[i].lives[end] == life) links_close_end(s, &table[i], end, told);
 }
 
 void sim_break(struct pccl_sim *s, uint32_t connection) {
@@ -108,7 +120,7 @@ static void use_link(struct pccl_sim *s, int slot, int other, uint32_t index, st
     uint32_t *link = &s->processes[slot].links[other][index];
     if (*link != 0) {
         struct connection *old = &s->links->all[*link - 1];
-        close_end(s, old, end_of(old, slot, s->processes[slot].life), true);
+        links_close_end(s, old, end_of(old, slot, s->processes[slot].life), true);
         s->processes[slot].ended = other + 1;
     }
     *link = (uint32_t)(c - s->links->all) + 1;
@@ -171,7 +183,7 @@ static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hel
     bool accepted = judgement == MEMBER_ACCEPT;
     SIM_TRACE(s, "peer %d: link %u of %d is %s", slot + 1, hello->index, c->ends[0] + 1,
               accepted ? "accepted" : "refused");
-    push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), accepted); // frames follow it
+    push(s, c, EVENT_DIAL_ENDS, 0, links_arrival(s, c, 0), accepted); // frames follow it
     if (!accepted) return false;
     c->open[1] = true;
     use_link(s, slot, c->ends[0], hello->index, c);
@@ -215,7 +227,7 @@ static void dial_failed(struct pccl_sim *s, struct connection *c, int slot) {
     struct wire_id other = c->to;
     uint32_t index = c->index;
     bool ghost = c->ghost;
-    close_end(s, c, 0, true);
+    links_close_end(s, c, 0, true);
     if (ghost) return; // its dialler has forgotten it
     member_link_failed(s->processes[slot].core, &other, index, &s->processes[slot].out);
 }
@@ -238,7 +250,7 @@ void sim_dial_ends(struct pccl_sim *s, struct event *event) {
 void sim_refuse_dial(struct pccl_sim *s, const struct event *event) {
     struct connection *c = connection_of(s, event);
     if (c != NULL && s->prompt && !s->processes[event->slot].dark)
-        push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), false);
+        push(s, c, EVENT_DIAL_ENDS, 0, links_arrival(s, c, 0), false);
 }
 
 void sim_dial_late(struct pccl_sim *s, struct event *event) {
@@ -258,7 +270,7 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     bool current = p->links[event->from][index] == event->index + 1;
     c->open[end] = false;
     drop_parked(s, c, end);
-    if (event->flag && c->open[!end] && !c->broken) push(s, c, EVENT_LINK_ENDS, !end, arrival(s, c, !end), false);
+    if (event->flag && c->open[!end] && !c->broken) push(s, c, EVENT_LINK_ENDS, !end, links_arrival(s, c, !end), false);
     if (!c->open[!end]) connection_free(s, c);
     if (!current) {
         // A dial whose answer did not come.
@@ -281,12 +293,13 @@ static void cancel(struct pccl_sim *s, int slot, int other, uint32_t other_life)
     for (uint32_t name = p->dialled[other], next; name != 0; name = next) {
         struct connection *c = &s->links->all[name - 1];
         next = c->next;
-        if (c->open[0] && wire_id_equal(&c->to, &id) && p->links[other][c->index] != name) close_end(s, c, 0, true);
+        if (c->open[0] && wire_id_equal(&c->to, &id) && p->links[other][c->index] != name)
+            links_close_end(s, c, 0, true);
     }
     for (uint32_t i = 0; i < p->parked_count; i++) {
         struct connection *c = &s->links->all[p->parked[i].connection];
         if (!wire_id_equal(&p->parked[i].hello.from, &id)) continue;
-        if (c->used && c->serial == p->parked[i].serial) push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), false);
+        if (c->used && c->serial == p->parked[i].serial) push(s, c, EVENT_DIAL_ENDS, 0, links_arrival(s, c, 0), false);
         p->parked[i--] = p->parked[--p->parked_count];
     }
 }
@@ -301,20 +314,12 @@ void sim_drop_links(struct pccl_sim *s, int slot, int other, uint32_t other_life
         uint32_t end = end_of(c, slot, p->life);
         if (c->lives[!end] != other_life) continue;
         p->links[other][index] = 0;
-        close_end(s, c, end, true);
-    }
-}
-
-static void close_links(struct pccl_sim *s, int slot, uint32_t life, bool told) {
-    for (uint32_t i = 0; i < s->links->high; i++) {
-        struct connection *c = &s->links->all[i];
-        for (uint32_t end = 0; end < 2 && c->used; end++)
-            if (c->ends[end] == slot && c->lives[end] == life) close_end(s, c, end, told);
+        links_close_end(s, c, end, true);
     }
 }
 
 void sim_close_links(struct pccl_sim *s, int slot, bool told) {
-    close_links(s, slot, s->processes[slot].life, told);
+    links_close_life(s, s->links->all, s->links->high, slot, s->processes[slot].life, told);
     memset(s->processes[slot].links, 0, sizeof s->processes[slot].links);
 }
 
@@ -338,10 +343,10 @@ void sim_let_go(struct pccl_sim *s, int slot, uint32_t life) {
     for (uint32_t i = 0; i < s->links->high; i++) { // dials that nobody has taken
         struct connection *c = &s->links->all[i];
         if (c->used && c->open[0] && !c->open[1] && c->ends[1] == slot && c->lives[1] == life)
-            push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), false);
+            push(s, c, EVENT_DIAL_ENDS, 0, links_arrival(s, c, 0), false);
     }
-    control_close_life(s, slot, life, true);
-    close_links(s, slot, life, true);
+    links_close_life(s, s->controls, controls_most(s), slot, life, true);
+    links_close_life(s, s->links->all, s->links->high, slot, life, true);
 }
 
 // ---- frames on links ----
@@ -360,13 +365,7 @@ bool sim_send(struct pccl_sim *s, int slot, int other, uint32_t index, const str
     }
     if (s->cut_until[slot][other] > s->now + s->user_timeout_ns)
         push(s, c, EVENT_LINK_ENDS, !end, s->now + s->user_timeout_ns, true);
-    struct event *event = sim_event(s, EVENT_LINK_FRAME, arrival(s, c, end));
-    event->slot = (uint16_t)other;
-    event->from = (uint16_t)slot;
-    event->life = c->lives[end];
-    event->other_life = c->lives[!end];
-    event->index = link - 1;
-    event->serial = c->serial;
+    struct event *event = links_event(s, c, EVENT_LINK_FRAME, end, links_arrival(s, c, end));
     event->frame = *frame;
     sim_push(s, event);
     return true;

@@ -11,16 +11,21 @@
 
 enum { CONNECTIONS_MOST = SLOTS > DATA_SLOTS ? 1 << 20 : 2048, CONNECTIONS_OF_FEW = 2048 };
 
-// A link between two peers. Ends: 0 has dialled, 1 accepts.
+// A link between two peers, or a control connection of a peer with a master. Ends: 0 has dialled, 1 accepts.
 struct connection {
     bool used, open[2], broken;
     bool ghost; // a second one, which its dialler has forgotten
     uint16_t ends[2];
-    struct wire_id to; // whom the dialler means
     uint32_t lives[2], serial, index;
-    int64_t last[2];                          // delivery to that end
+    int64_t last[2]; // delivery to that end
+    // of a link
+    struct wire_id to;                        // whom the dialler means
     uint32_t next;                            // dialled by the same process to the same slot, + 1
     uint32_t parked_first[2], parked_last[2]; // event + 1: frames of an epoch not entered yet, and those behind them
+    // of a control connection
+    bool known; // its first frame has come
+    uint32_t group;
+    int64_t lost_from; // what reaches the peer from then on is lost; INT64_MAX: nothing is
 };
 
 struct links {
@@ -28,6 +33,20 @@ struct links {
     uint32_t high;  // those from here on were never used
     uint32_t first; // those before it are in use
 };
+
+// ---- connections of either kind ----
+
+// An event at that end, of this kind.
+struct event *links_event(struct pccl_sim *s, const struct connection *c, enum event_kind kind, uint32_t end,
+                          int64_t at);
+// When something sent to that end now is there.
+int64_t links_arrival(struct pccl_sim *s, struct connection *c, uint32_t end);
+// Closes one end; the other end learns of it after it has received everything sent before.
+void links_close_end(struct pccl_sim *s, struct connection *c, uint32_t end, bool told);
+// Closes what a process had in that life, of the first `count` of a table.
+void links_close_life(struct pccl_sim *s, struct connection *table, uint32_t count, int slot, uint32_t life, bool told);
+
+// ---- links ----
 
 void links_begin(struct pccl_sim *s);
 void sim_dial(struct pccl_sim *s, int slot, const struct member_action *action);

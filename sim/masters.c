@@ -6,7 +6,6 @@
 #include "compute/hash.h"
 #include "master/quorum.h"
 #include "sim/controls.h"
-#include "sim/effect.h"
 #include "sim/judge_master.h"
 #include "sim/partition.h"
 #include "sim/trace.h"
@@ -29,24 +28,20 @@ const char *master_name(const struct pccl_sim *s, uint32_t master) {
 
 static struct event *of_master(struct pccl_sim *s, uint32_t k, enum event_kind kind, int64_t at) {
     struct event *event = sim_event(s, kind, at);
-    event->from = (uint16_t)k;
+    event->slot = (uint16_t)(MASTER + k);
     event->life = s->masters[k].life;
     return event;
 }
 
 static void plan_master_tick(struct pccl_sim *s, uint32_t k) {
-    struct master *master = &s->masters[k];
-    int64_t next = core_next_deadline(master->core);
-    if (next >= master->tick_at) return; // the tick that is queued looks again
-    master->tick_at = next > s->now ? next : s->now;
-    sim_push(s, of_master(s, k, EVENT_MASTER_TICK, master->tick_at));
+    sim_plan_tick(s, MASTER + (int)k, s->masters[k].life, core_next_deadline(s->masters[k].core));
 }
 
 static void plan_look(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
     if (s->master_count == 1 || master->looks || core_activity(master->core) != WIRE_GATHERS) return;
     master->looks = true;
-    sim_push(s, of_master(s, k, EVENT_MASTER_LOOKS, s->now + LOOK_MS * MS_NS));
+    sim_push(s, of_master(s, k, EVENT_LOOKS, s->now + LOOK_MS * MS_NS));
 }
 
 static bool takes_up(const struct actions *actions) {
@@ -72,8 +67,8 @@ static void take_buffers(struct actions *actions) {
 // All is said.
 static void end_event(struct pccl_sim *s, uint32_t k, const struct actions *actions) {
     struct master *master = &s->masters[k];
-    for (size_t i = 0; i < actions->close_count; i++) control_close_at_master(s, &s->controls[actions->closes[i]]);
-    if (master->shortage.times > 0) take_buffers((struct actions *)actions);
+    for (size_t i = 0; i < actions->close_count; i++) links_close_end(s, &s->controls[actions->closes[i]], 1, true);
+    if (s->bodies[MASTER + k].shortage.times > 0) take_buffers((struct actions *)actions);
     if (core_wants_random(master->core)) {
         uint8_t random[CORE_RANDOM_BYTES] = {0};
         for (size_t i = 0; i < sizeof random - CORE_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
@@ -101,13 +96,12 @@ static bool verify(void *context, const void *bytes, size_t length, const uint8_
 
 void sim_start_master(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
+    if (master->running) return;
     uint8_t random[CORE_RANDOM_BYTES] = {0};
     for (size_t i = 0; i < sizeof random - CORE_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
-    *master = (struct master){.running = true,
-                              .life = ++s->master_lives,
-                              .stopped_until = master->stopped_until,
-                              .tick_at = INT64_MAX,
-                              .began_at = s->now};
+    *master = (struct master){.running = true, .life = ++s->master_lives, .began_at = s->now};
+    s->bodies[MASTER + k].tick_at = INT64_MAX;
+    s->bodies[MASTER + k].shortage = (struct shortage){0};
     master->core = core_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
     if (master->core == NULL) abort(); // a test that cannot go on
     static const struct signer signer = {.sign = sign, .verify = verify};
@@ -130,12 +124,13 @@ static void end_core(struct master *master) {
 
 static void close_all_at_master(struct pccl_sim *s, uint32_t k) {
     for (uint32_t i = 0; i < controls_most(s); i++) {
-        if (!s->controls[i].used || !s->controls[i].at_master || s->controls[i].master != k) continue;
+        struct connection *control = &s->controls[i];
+        if (!control->used || !control->open[1] || control->ends[1] != MASTER + k) continue;
         // The kernel had something unread, and takes back what was said, or the later part of it.
-        uint64_t part = sim_mix(s->config.seed ^ sim_mix(s->controls[i].serial)) % (2 * PART_MS * MS_NS);
+        uint64_t part = sim_mix(s->config.seed ^ sim_mix(control->serial)) % (2 * PART_MS * MS_NS);
         if (sim_chance(s, 3))
-            control_lose(&s->controls[i], s->now + (s->in_part && part < PART_MS * MS_NS ? (int64_t)part : 0));
-        control_close_at_master(s, &s->controls[i]);
+            control->lost_from = control->last[0] = s->now + (s->in_part && part < PART_MS * MS_NS ? (int64_t)part : 0);
+        links_close_end(s, control, 1, true);
     }
 }
 
@@ -167,7 +162,7 @@ void sim_end_master(struct pccl_sim *s, uint32_t k) {
     }
     int64_t after = sim_chance(s, 2) ? 0 : effect_draw(s);
     effect_until(s, s->now + after);
-    sim_push(s, of_master(s, k, EVENT_MASTER_STARTS, s->now + after));
+    sim_push(s, of_master(s, k, EVENT_START, s->now + after));
 }
 
 void sim_hold_master(struct pccl_sim *s, uint32_t k) {
@@ -194,14 +189,14 @@ static void carry_out(struct pccl_sim *s, uint32_t k, const struct actions *acti
     size_t count = actions->send_count;
     int64_t blocked = effect_block(s, takes_up(actions));
     if (blocked > 0) {
-        SIM_TRACE(s, "fault: the thread of %s blocks for %lld ms", master_name(s, k), (long long)(blocked / MS_NS));
+        SIM_TRACE(s, "fault: the thread of %s blocks for %jd ms", master_name(s, k), blocked / MS_NS);
         count = sim_below(s, count + 1);
         say(s, k, actions, 0, count);
         master->unsaid = actions;
         master->said = count;
-        master->stopped_until = s->now + blocked;
+        s->bodies[MASTER + k].stopped_until = s->now + blocked;
         // before what came meanwhile
-        sim_push(s, of_master(s, k, EVENT_MASTER_GOES_ON, master->stopped_until - 1));
+        sim_push(s, of_master(s, k, EVENT_GOES_ON, s->now + blocked - 1));
         return;
     }
     bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 &&
@@ -234,28 +229,28 @@ static void ask_others(struct pccl_sim *s, uint32_t k) {
     for (uint32_t i = 0; i < s->master_count; i++) {
         const struct master *other = &s->masters[i];
         if (i == k) continue;
-        bool hears = s->now >= other->stopped_until && !sim_cut(s, MASTER + (int)k, MASTER + (int)i);
+        bool hears = s->now >= s->bodies[MASTER + i].stopped_until && !sim_cut(s, MASTER + (int)k, MASTER + (int)i);
         int64_t end = s->now + (hears ? sim_delay(s, MASTER + (int)k, MASTER + (int)i) : ASK_MS * MS_NS);
         if (end > at) at = end;
         if (hears && other->running && core_activity(other->core) > most) most = core_activity(other->core);
     }
     master->asks = true;
-    struct event *event = of_master(s, k, EVENT_MASTER_HEARS, at);
+    struct event *event = of_master(s, k, EVENT_HEARS, at);
     event->number = most;
     sim_push(s, event);
 }
 
-static void on_frame_to_master(struct pccl_sim *s, struct control *control, const struct event *event) {
-    uint32_t conn = (uint32_t)(control - s->controls), k = control->master;
+static void on_frame_to_master(struct pccl_sim *s, struct connection *control, const struct event *event) {
+    uint32_t conn = (uint32_t)(control - s->controls), k = control->ends[1] - (uint32_t)MASTER;
     struct master_core *core = s->masters[k].core;
     if (s->tracing) {
         char text[TEXT_BYTES];
         if (event->header.type != WIRE_HEARTBEAT)
-            sim_line(s, "%s <- %d: %s", master_name(s, k), event->slot + 1,
+            sim_line(s, "%s <- %d: %s", master_name(s, k), event->from + 1,
                      trace_frame_name(s, text, &event->header, event->body));
     }
     struct wire_address source = {.family = 4,
-                                  .bytes = {10, 0, (uint8_t)((event->slot + 1) >> 8), (uint8_t)(event->slot + 1)}};
+                                  .bytes = {10, 0, (uint8_t)((event->from + 1) >> 8), (uint8_t)(event->from + 1)}};
     if (control->known) {
         judge_link_report(s, control, &event->header, event->body);
         carry_out(s, k, core_message(core, s->now, conn, &event->header, event->body));
@@ -268,7 +263,7 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
     }
     struct wire_hello hello;
     if (event->header.type != WIRE_HELLO || !wire_decode_hello(event->body, event->header.length, &hello)) {
-        control_close_at_master(s, control);
+        links_close_end(s, control, 1, true);
         return;
     }
     if (k == 0 && s->master_count > 1 && core_activity(core) != WIRE_SERVES && s->now >= s->masters[k].known_until) {
@@ -292,7 +287,7 @@ static void on_others_heard(struct pccl_sim *s, uint32_t k, enum wire_activity m
 
 static void on_master_tick(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
-    master->tick_at = INT64_MAX;
+    s->bodies[MASTER + k].tick_at = INT64_MAX;
     if (core_next_deadline(master->core) <= s->now)
         carry_out(s, k, core_tick(master->core, s->now));
     else
@@ -301,42 +296,39 @@ static void on_master_tick(struct pccl_sim *s, uint32_t k) {
 
 // Handles an event that the master has planned itself.
 static void on_plan(struct pccl_sim *s, uint32_t k, const struct event *event) {
-    struct master *master = &s->masters[k];
-    if (event->kind == EVENT_MASTER_STARTS && !master->running) sim_start_master(s, k);
-    if (event->kind == EVENT_MASTER_STARTS || !master->running || event->life != master->life) return;
-    if (event->kind == EVENT_MASTER_GOES_ON) master_goes_on(s, k);
-    if (event->kind == EVENT_MASTER_LOOKS) on_look(s, k);
-    if (event->kind == EVENT_MASTER_HEARS) on_others_heard(s, k, (enum wire_activity)event->number);
-    if (event->kind == EVENT_MASTER_TICK && event->at == master->tick_at) on_master_tick(s, k);
+    const struct master *master = &s->masters[k];
+    if (!master->running || event->life != master->life) return;
+    if (event->kind == EVENT_GOES_ON) master_goes_on(s, k);
+    if (event->kind == EVENT_LOOKS) on_look(s, k);
+    if (event->kind == EVENT_HEARS) on_others_heard(s, k, (enum wire_activity)event->number);
+    if (event->kind == EVENT_TICK && event->at == s->bodies[MASTER + k].tick_at) on_master_tick(s, k);
 }
 
-static void on_control(struct pccl_sim *s, uint32_t k, struct control *control, const struct event *event) {
-    if (!control->used || control->serial != event->serial || !control->at_master) return;
-    if (s->masters[k].held && event->kind == EVENT_TO_MASTER) return; // nobody reads
+static void on_control(struct pccl_sim *s, uint32_t k, struct connection *control, const struct event *event) {
+    if (!control->used || control->serial != event->serial || !control->open[1]) return;
+    if (s->masters[k].held && event->kind == EVENT_CONTROL) return; // nobody reads
     if (!s->masters[k].running) {
-        control_close_at_master(s, control); // nobody listens
+        links_close_end(s, control, 1, true); // nobody listens
         return;
     }
-    if (event->kind == EVENT_TO_MASTER && !event->flag) {
+    if (event->kind == EVENT_CONTROL && !event->flag) {
         on_frame_to_master(s, control, event);
         return;
     }
     // The connection has ended, or carries garbage from here on.
-    if (event->flag && control->at_peer) control_tell_peer(s, control);
+    if (event->flag && control->open[0])
+        sim_push(s, links_event(s, control, EVENT_CONTROL_ENDS, 0,
+                                s->now + sim_delay(s, MASTER + (int)k, control->ends[0])));
     struct master_core *core = s->masters[k].core;
     const struct actions *expelled = event->flag ? core_expel(core, s->now, event->index, "garbage") : NULL;
     carry_out(s, k, expelled != NULL ? expelled : core_peer_lost(core, s->now, event->index, "closed"));
-    control->at_master = false;
-    if (!control->at_peer) control->used = false;
+    links_close_end(s, control, 1, false);
 }
 
 void sim_master_event(struct pccl_sim *s, struct event *event) {
-    switch (event->kind) {
-    case EVENT_MASTER_STARTS:
-    case EVENT_MASTER_GOES_ON:
-    case EVENT_MASTER_LOOKS:
-    case EVENT_MASTER_HEARS:
-    case EVENT_MASTER_TICK: on_plan(s, event->from, event); return;
-    default: on_control(s, event->from, &s->controls[event->index], event); return;
-    }
+    uint32_t k = event->slot - (uint32_t)MASTER;
+    if (event->kind <= EVENT_CONTROL_ENDS)
+        on_control(s, k, &s->controls[event->index], event);
+    else
+        on_plan(s, k, event);
 }

@@ -4,20 +4,19 @@
 #define PCCL_SIM_MASTERS_H
 
 #include "master/core.h"
-#include "sim/memory.h"
+#include "sim/effect.h"
 #include "sim/queue.h"
 
 struct master {
     bool running, rests; // rests: it is started again when the next faults begin
     struct master_core *core;
     uint32_t life; // no two masters have the same
-    int64_t stopped_until, tick_at, began_at;
+    int64_t began_at;
     bool looks, asks;             // it will look whether another one serves a run; it has asked the others
     int64_t known_until;          // what they said holds
     bool held;                    // it has ended, and a child of it holds its port and its connections
     const struct actions *unsaid; // its thread blocks in the middle of these; NULL: it does not
     size_t said;                  // of them
-    struct shortage shortage;
 };
 
 void sim_master_event(struct pccl_sim *s, struct event *event);

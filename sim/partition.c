@@ -38,8 +38,8 @@ void partition_in_two(struct pccl_sim *s) {
     if (with_master) cut_in_two(s, side, PROCESSES, until);
     s->counts[COUNT_PARTITIONS]++;
     effect_until(s, until);
-    SIM_TRACE(s, "fault: partition, peers %x on one side, the master %s, for %lld ms", draw,
-              with_master ? "on the other" : "reaches all", (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: partition, peers %x on one side, the master %s, for %jd ms", draw,
+              with_master ? "on the other" : "reaches all", (until - s->now) / MS_NS);
 }
 
 void partition_at_admission(struct pccl_sim *s, uint32_t k, const struct actions *actions) {
@@ -64,9 +64,8 @@ void partition_at_admission(struct pccl_sim *s, uint32_t k, const struct actions
     cut_in_two(s, far, PROCESSES, until);
     s->counts[COUNT_PARTITIONS]++;
     effect_until(s, until);
-    SIM_TRACE(s,
-              "fault: partition while newcomers are let in, some peers on the side of the other masters, for %lld ms",
-              (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: partition while newcomers are let in, some peers on the side of the other masters, for %jd ms",
+              ((until - s->now) / MS_NS));
 }
 
 void partition_pair(struct pccl_sim *s) {
@@ -87,8 +86,7 @@ void partition_pair(struct pccl_sim *s) {
     }
     s->counts[COUNT_APARTS]++;
     effect_until(s, until);
-    SIM_TRACE(s, "fault: peers %d and %d cannot reach each other for %lld ms", a + 1, b + 1,
-              (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: peers %d and %d cannot reach each other for %jd ms", a + 1, b + 1, (until - s->now) / MS_NS);
 }
 
 void partition_one_way(struct pccl_sim *s) {
@@ -100,6 +98,6 @@ void partition_one_way(struct pccl_sim *s) {
     if (sim_chance(s, 2)) cut(s, from, MASTER + (int)sim_draw_master(s), until);
     s->counts[COUNT_ONE_WAYS]++;
     effect_until(s, until);
-    SIM_TRACE(s, "fault: %s %d is not heard by some, for %lld ms", from >= MASTER ? "master" : "peer",
-              from >= MASTER ? from - MASTER + 1 : from + 1, (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: %s %d is not heard by some, for %jd ms", from >= MASTER ? "master" : "peer",
+              from >= MASTER ? from - MASTER + 1 : from + 1, (until - s->now) / MS_NS);
 }

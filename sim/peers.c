@@ -35,7 +35,7 @@ static struct member *new_core(struct pccl_sim *s, int slot) {
 
 static void connect_to(struct pccl_sim *s, int slot, uint32_t master) {
     struct process *p = &s->processes[slot];
-    struct control *control = control_open(s, slot, master);
+    struct connection *control = control_open(s, slot, master);
     if (control == NULL) return;
     p->control = (uint32_t)(control - s->controls) + 1;
     member_join(p->core, 48149, s->now, &p->out);
@@ -93,7 +93,7 @@ static void seek_master(struct pccl_sim *s, int slot, bool late) {
         seek_at(s, slot, gives_up ? s->now + SEEK_DIAL_MS * MS_NS : at, gives_up);
         return;
     }
-    struct control *control = control_open(s, slot, master);
+    struct connection *control = control_open(s, slot, master);
     if (control == NULL) return;
     p->control = (uint32_t)(control - s->controls) + 1;
     struct wire_hash content = {0};
@@ -116,7 +116,7 @@ static bool try_next_master(struct pccl_sim *s, int slot) {
     p->parked_count = 0;
     member_free(p->core);
     p->core = fresh;
-    p->tick_at = INT64_MAX;
+    s->bodies[slot].tick_at = INT64_MAX;
     join_master(s, slot);
     return true;
 }
@@ -222,7 +222,7 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
 
 // Ends the peer for lack of memory, as the driver does: nothing is known for sure any more.
 static void die_of_memory(struct pccl_sim *s, int slot) {
-    if (s->processes[slot].shortage.refused == 0)
+    if (s->bodies[slot].shortage.refused == 0)
         sim_fail(s, "bounded memory", "the state machine of peer %d asks for more memory than there is", slot + 1);
     s->counts[COUNT_EXPELLED]++;
     judge_dies(s, slot, "the system refused memory", "dead");
@@ -251,17 +251,13 @@ static void act(struct pccl_sim *s, int slot) {
             run_action(s, slot, &out.actions[i]);
         if (sim_alive(s, slot, life) && p->core == core) sim_to_master(s, slot, &out.frames);
         member_output_clear(&out);
-        if (sim_alive(s, slot, life) && p->out.capacity == 0 && p->out.frames.capacity == 0 && p->shortage.times == 0 &&
-            !p->out.failed && !p->out.frames.failed)
+        if (sim_alive(s, slot, life) && p->out.capacity == 0 && p->out.frames.capacity == 0 &&
+            s->bodies[slot].shortage.times == 0 && !p->out.failed && !p->out.frames.failed)
             p->out = out; // the memory serves again
         else
             member_output_fini(&out);
     }
-    if (!sim_alive(s, slot, life)) return;
-    int64_t next = member_deadline(p->core);
-    if (next >= p->tick_at) return; // the tick that is queued looks again
-    p->tick_at = next > s->now ? next : s->now;
-    sim_push_for(s, slot, EVENT_PEER_TICK, p->tick_at);
+    if (sim_alive(s, slot, life)) sim_plan_tick(s, slot, life, member_deadline(p->core));
 }
 
 void sim_start(struct pccl_sim *s, int slot) {
@@ -277,7 +273,7 @@ void sim_start(struct pccl_sim *s, int slot) {
     memset(p, 0, offsetof(struct process, engine));
     p->running = true;
     p->life = life;
-    p->tick_at = INT64_MAX;
+    s->bodies[slot] = (struct body){.tick_at = INT64_MAX};
     s->ends->voted[slot] = 0;
     p->group = sim_chance(s, 4) && s->config.by_hand == 0;
     p->program->since = s->now;
@@ -298,21 +294,21 @@ void sim_start(struct pccl_sim *s, int slot) {
 
 static void on_peer_tick(struct pccl_sim *s, int slot, const struct event *event) {
     struct process *p = &s->processes[slot];
-    if (p->tick_at != event->at) return; // an earlier one was queued after it
-    p->tick_at = INT64_MAX;
+    if (s->bodies[slot].tick_at != event->at) return; // an earlier one was queued after it
+    s->bodies[slot].tick_at = INT64_MAX;
     if (member_deadline(p->core) <= s->now) member_tick(p->core, s->now, &p->out);
     sim_expire_parked(s, slot);
 }
 
 static void on_control(struct pccl_sim *s, int slot, const struct event *event) {
     struct process *p = &s->processes[slot];
-    struct control *control = &s->controls[event->index];
+    struct connection *control = &s->controls[event->index];
     if (p->control != event->index + 1 || control->serial != event->serial) return;
-    if (s->now >= control->lost_from && event->kind == EVENT_TO_PEER) return;
-    if (event->kind == EVENT_TO_PEER && !event->flag) {
+    if (s->now >= control->lost_from && event->kind == EVENT_CONTROL) return;
+    if (event->kind == EVENT_CONTROL && !event->flag) {
         if (s->tracing && event->header.type != WIRE_HEARTBEAT) {
             char text[TEXT_BYTES];
-            sim_line(s, "peer %d <- %s: %s", slot + 1, master_name(s, control->master),
+            sim_line(s, "peer %d <- %s: %s", slot + 1, master_name(s, control->ends[1] - (uint32_t)MASTER),
                      trace_frame_name(s, text, &event->header, event->body));
         }
         s->counts[COUNT_ORDERS] += event->header.type == WIRE_EPOCH && event->body[0] == WIRE_REASON_ORDER;
@@ -344,8 +340,8 @@ static void judge_parked(struct pccl_sim *s, int slot) {
 
 static void deliver(struct pccl_sim *s, const struct event *event) {
     const struct frame *frame = &event->frame;
-    SIM_TRACE(s, "peer %d <- %d: %s (%llu, %llu, %u)", event->slot + 1, event->from + 1, wire_type_name(frame->type),
-              (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence);
+    SIM_TRACE(s, "peer %d <- %d: %s (%ju, %ju, %u)", event->slot + 1, event->from + 1, wire_type_name(frame->type),
+              OP_NAME(*frame));
     if (frame->type >= WIRE_SYNC_ASK_HASHES && frame->type <= WIRE_SYNC_LEAF)
         state_model_frame(s, event->slot, event->from, frame);
     else
@@ -386,9 +382,9 @@ static bool blocks(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     int64_t blocked = p->running && p->out.count + p->out.frames.length > 0 ? effect_block(s, false) : 0;
     if (blocked == 0) return false;
-    SIM_TRACE(s, "fault: the control thread of peer %d blocks for %lld ms", slot + 1, (long long)(blocked / MS_NS));
-    p->stopped_until = s->now + blocked;
-    sim_push_for(s, slot, EVENT_PEER_GOES_ON, p->stopped_until - 1);
+    SIM_TRACE(s, "fault: the control thread of peer %d blocks for %jd ms", slot + 1, blocked / MS_NS);
+    s->bodies[slot].stopped_until = s->now + blocked;
+    sim_push_for(s, slot, EVENT_GOES_ON, s->now + blocked - 1);
     return true;
 }
 
@@ -396,9 +392,9 @@ void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
     int slot = event->slot;
     struct process *p = &s->processes[slot];
     switch (event->kind) {
-    case EVENT_TO_PEER:
-    case EVENT_PEER_LOSES: on_control(s, slot, event); break;
-    case EVENT_PEER_TICK: on_peer_tick(s, slot, event); break;
+    case EVENT_CONTROL:
+    case EVENT_CONTROL_ENDS: on_control(s, slot, event); break;
+    case EVENT_TICK: on_peer_tick(s, slot, event); break;
     case EVENT_DIAL_ARRIVES: sim_dial_arrives(s, event); break;
     case EVENT_DIAL_ENDS: sim_dial_ends(s, event); break;
     case EVENT_DIAL_LATE: sim_dial_late(s, event); break;
@@ -424,5 +420,5 @@ void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
     default: break;
     }
     tell_state(s, slot);
-    if (event->kind == EVENT_PEER_GOES_ON || !blocks(s, slot)) act(s, slot);
+    if (event->kind == EVENT_GOES_ON || !blocks(s, slot)) act(s, slot);
 }

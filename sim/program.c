@@ -117,8 +117,8 @@ static void sync_state(struct pccl_sim *s, int slot) {
     }
     if (s->faulty && sim_chance(s, 12)) drift(s, state);
     message.content.low = state_model_content(state->leaves);
-    SIM_TRACE(s, "peer %d: syncs revision %llu, content %04llx%s", slot + 1, (unsigned long long)message.revision,
-              (unsigned long long)(message.content.low & 0xffff), message.incomplete ? ", incomplete" : "");
+    SIM_TRACE(s, "peer %d: syncs revision %ju, content %04jx%s", slot + 1, message.revision,
+              (message.content.low & 0xffff), message.incomplete ? ", incomplete" : "");
     call(s, p, STEP_SYNCING);
     state_model_begin(s, slot);
     member_vote(p->core, WIRE_VOTE_SYNC, &message, &p->out);

@@ -12,23 +12,19 @@ enum {
 };
 
 enum event_kind {
-    // for a master: `from` is its place in the list
-    EVENT_TO_MASTER,
-    EVENT_MASTER_LOSES, // a control connection has ended
-    EVENT_MASTER_TICK,
-    EVENT_MASTER_LOOKS,   // for a run that another one serves
-    EVENT_MASTER_HEARS,   // what the others do: `number` is the activity of the busiest, when they were asked
-    EVENT_MASTER_GOES_ON, // its thread no longer blocks
-    EVENT_MASTER_STARTS,
-    // for a peer
-    EVENT_TO_PEER,
-    EVENT_PEER_LOSES, // its control connection
-    EVENT_PEER_TICK,
+    // for a master or a peer, over a path that may be cut
+    EVENT_CONTROL,      // a frame between the two; `flag`: from here on there is garbage
+    EVENT_CONTROL_ENDS, // their connection
     EVENT_DIAL_ARRIVES,
     EVENT_DIAL_ENDS, // `flag`: accepted; else refused
-    EVENT_DIAL_LATE, // its limit has passed
     EVENT_LINK_FRAME,
-    EVENT_LINK_ENDS,
+    EVENT_LINK_ENDS, // `flag`: that side gives up by itself
+    // for a master or a peer
+    EVENT_TICK,
+    EVENT_GOES_ON,   // its thread no longer blocks
+    EVENT_LOOKS,     // a master: for a run that another one serves
+    EVENT_HEARS,     // a master: `number` is the activity of the busiest other one, when they were asked
+    EVENT_DIAL_LATE, // its limit has passed
     EVENT_PROBED,
     EVENT_RECHECK, // parked hellos
     EVENT_SEEK,    // a master is looked for; `flag`: it did not answer
@@ -36,12 +32,10 @@ enum event_kind {
     EVENT_PROGRAM,
     EVENT_NOTICE, // it has to go
     EVENT_SYNC_TICK,
-    EVENT_PEER_GOES_ON, // its control thread no longer blocks
-    // for nobody
-    EVENT_START, // a process
-    EVENT_TAKEN_OUT,
+    // for a slot
+    EVENT_START,
     EVENT_LET_GO, // the child of a process that has ended ends, too
-    EVENT_MASTER_LET_GO,
+    EVENT_TAKEN_OUT,
     EVENT_FAULT,
     EVENT_LOOK,
 };

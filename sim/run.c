@@ -38,24 +38,33 @@ uint64_t pccl_sim_count(const struct pccl_sim *s, uint32_t index) { return index
 
 // ---- life ----
 
+// The parts of a world, each with its type and its number.
+#define PARTS(X) \
+    X(places, cut_until, PROCESSES) \
+    X(places, slow_until, PROCESSES) \
+    X(struct queue, queue, 1) \
+    X(struct trace, trace, 1) \
+    X(struct process, processes, SLOTS) \
+    X(struct master, masters, MASTERS_MOST) \
+    X(struct connection, controls, CONTROLS_MOST) \
+    X(struct links, links, 1) \
+    X(struct truths, truths, 1) \
+    X(struct judged_ops, ops, 1) \
+    X(struct judged_ends, ends, 1) \
+    X(struct rosters, rosters, 1) \
+    X(struct judged_masters, said, 1) \
+    X(struct watch, watch, 1)
+
+typedef int64_t places[PROCESSES];
+
 struct whole {
     struct pccl_sim sim; // the first, so that the one pointer is the other
-    struct queue queue;
-    struct trace trace;
-    int64_t cut_until[PROCESSES][PROCESSES], slow_until[PROCESSES][PROCESSES];
-    struct process processes[SLOTS];
+#define X(type, name, count) type name[count];
+    PARTS(X)
+#undef X
     struct engine_model engines[SLOTS];
     struct state_model states[SLOTS];
     struct program programs[SLOTS];
-    struct master masters[MASTERS_MOST];
-    struct control controls[CONTROLS_MOST];
-    struct links links;
-    struct truths truths;
-    struct judged_ops ops;
-    struct judged_ends ends;
-    struct rosters rosters;
-    struct judged_masters said;
-    struct watch watch;
 };
 
 static void end_process(struct pccl_sim *s, int slot) {
@@ -66,28 +75,16 @@ static void end_process(struct pccl_sim *s, int slot) {
     p->state->delta = NULL;
     engine_model_end(p->engine);
     memset(p, 0, offsetof(struct process, engine));
-    p->tick_at = INT64_MAX;
 }
 
 struct pccl_sim *pccl_sim_new(void) {
     plan_segmented_min = SEGMENTS_MOST / 2 * PLAN_SEGMENT_MIN;
     struct whole *whole = calloc(1, sizeof *whole);
     if (whole == NULL) return NULL;
-    whole->sim = (struct pccl_sim){.state = PCCL_SIM_PASSED,
-                                   .cut_until = whole->cut_until,
-                                   .slow_until = whole->slow_until,
-                                   .queue = &whole->queue,
-                                   .trace = &whole->trace,
-                                   .processes = whole->processes,
-                                   .masters = whole->masters,
-                                   .controls = whole->controls,
-                                   .links = &whole->links,
-                                   .truths = &whole->truths,
-                                   .ops = &whole->ops,
-                                   .ends = &whole->ends,
-                                   .rosters = &whole->rosters,
-                                   .said = &whole->said,
-                                   .watch = &whole->watch};
+    whole->sim.state = PCCL_SIM_PASSED;
+#define X(type, name, count) whole->sim.name = whole->name;
+    PARTS(X)
+#undef X
     for (int slot = 0; slot < SLOTS; slot++) {
         whole->processes[slot].engine = &whole->engines[slot];
         whole->processes[slot].state = &whole->states[slot];
@@ -132,11 +129,9 @@ static void end_faults(struct pccl_sim *s) {
     s->faulty = false;
     SIM_TRACE(s, "no more faults");
     if (s->now > s->calm_from) s->calm_from = s->now;
-    for (uint32_t i = 0; i < s->master_count; i++) s->masters[i].shortage.times = 0;
-    for (int slot = 0; slot < (int)s->peers; slot++) {
-        s->processes[slot].shortage.times = 0;
+    for (int slot = 0; slot < PROCESSES; slot++) s->bodies[slot].shortage.times = 0;
+    for (int slot = 0; slot < (int)s->peers; slot++)
         if (s->processes[slot].tainted) sim_end(s, slot, true);
-    }
     watch_calm(s);
 }
 
@@ -165,9 +160,10 @@ static void clear_tables(struct pccl_sim *s) {
         memset(s->said->reported_at[a], 0, s->peers * sizeof s->said->reported_at[0][0]);
         memset(s->said->unreached_at[a], 0, s->peers * sizeof s->said->unreached_at[0][0]);
     }
+    memset(s->bodies, 0, sizeof s->bodies);
     memset(s->apart, 0, sizeof s->apart);
     memset(s->tainted, 0, sizeof s->tainted);
-    controls_begin(s);
+    memset(s->controls, 0, controls_most(s) * sizeof s->controls[0]);
     links_begin(s);
     judge_ops_begin(s);
     memset(s->truths->runs, 0, sizeof s->truths->runs);
@@ -202,81 +198,65 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
 
 // ---- events ----
 
-static bool is_for_master(enum event_kind kind) { return kind <= EVENT_MASTER_STARTS; }
-static bool is_for_peer(enum event_kind kind) { return kind > EVENT_MASTER_STARTS && kind <= EVENT_PEER_GOES_ON; }
-
 // Until when the event cannot be delivered, because the path is cut or the process stopped; 0: it can.
 static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
-    int from = event->from, to = event->slot, master = MASTER + event->from;
-    int64_t until = 0;
-    if (event->kind == EVENT_MASTER_GOES_ON || event->kind == EVENT_PEER_GOES_ON) return 0;
-    switch (event->kind) {
-    case EVENT_TO_MASTER:
-    case EVENT_MASTER_LOSES: until = s->cut_until[to][master]; break;
-    case EVENT_TO_PEER:
-    case EVENT_PEER_LOSES: until = s->cut_until[master][to]; break;
-    case EVENT_DIAL_ARRIVES:
-    case EVENT_DIAL_ENDS:
-    case EVENT_LINK_FRAME: until = s->cut_until[from][to]; break;
-    case EVENT_LINK_ENDS: until = event->flag ? 0 : s->cut_until[from][to]; break;
-    default: break;
-    }
-    int64_t stopped = 0;
-    if (is_for_master(event->kind) && event->kind != EVENT_MASTER_STARTS)
-        stopped = s->masters[event->from].stopped_until;
+    int64_t until = 0, stopped = 0;
+    bool master = event->slot >= MASTER;
+    if (event->kind == EVENT_GOES_ON || event->kind >= EVENT_START) return 0;
+    if (event->kind <= EVENT_LINK_ENDS && !(event->kind == EVENT_LINK_ENDS && event->flag))
+        until = s->cut_until[event->from][event->slot];
+    if (master || sim_alive(s, event->slot, event->life)) stopped = s->bodies[event->slot].stopped_until;
     // The first connection to be read is random; each keeps its order, and the clock comes last.
-    if (stopped != 0 && (s->naps || (s->faults & PCCL_SIM_BLOCK) != 0))
-        stopped += event->kind == EVENT_MASTER_TICK
+    if (master && stopped != 0 && (s->naps || (s->faults & PCCL_SIM_BLOCK) != 0))
+        stopped += event->kind == EVENT_TICK
                        ? NAP_SKEW_MS * MS_NS
                        : (int64_t)(sim_mix(event->serial ^ (uint64_t)stopped) % (NAP_SKEW_MS * MS_NS));
-    if (is_for_peer(event->kind) && sim_alive(s, event->slot, event->life))
-        stopped = s->processes[event->slot].stopped_until;
     if (stopped > until) until = stopped;
     return until > s->now ? until : 0;
 }
 
 static void requeue(struct pccl_sim *s, struct event *event, int64_t at) {
     // A stopped process first hears what was said meanwhile, then looks at the clock.
-    if (event->kind == EVENT_PEER_TICK || event->kind == EVENT_MASTER_TICK) {
-        int64_t *tick_at =
-            event->kind == EVENT_PEER_TICK ? &s->processes[event->slot].tick_at : &s->masters[event->from].tick_at;
-        if (*tick_at == event->at) *tick_at = at + 1;
+    if (event->kind == EVENT_TICK) {
+        int64_t *tick_at = &s->bodies[event->slot].tick_at;
         at++;
+        if (*tick_at == event->at) *tick_at = at;
     }
     sim_requeue(s, event, at);
 }
 
 static void run_event(struct pccl_sim *s, struct event *event, bool *kept) {
-    if (is_for_master(event->kind)) {
-        sim_short(s, &s->masters[event->from].shortage);
-        sim_master_event(s, event);
-        sim_short(s, NULL);
-        return;
-    }
-    if (is_for_peer(event->kind)) {
-        sim_short(s, &s->processes[event->slot].shortage);
-        if (sim_alive(s, event->slot, event->life))
-            sim_peer_event(s, event, kept);
-        else if (event->kind == EVENT_DIAL_ARRIVES)
-            sim_refuse_dial(s, event);
-        sim_short(s, NULL);
-        return;
-    }
+    int slot = event->slot;
     switch (event->kind) {
     case EVENT_START:
-        if (s->faulty) sim_start(s, event->slot);
+        if (slot >= MASTER)
+            sim_start_master(s, (uint32_t)(slot - MASTER));
+        else if (s->faulty)
+            sim_start(s, slot);
         return;
     case EVENT_TAKEN_OUT:
-        if (sim_alive(s, event->slot, event->life)) sim_end(s, event->slot, true);
+        if (sim_alive(s, slot, event->life)) sim_end(s, slot, true);
         return;
-    case EVENT_LET_GO: sim_let_go(s, event->slot, event->life); return;
-    case EVENT_MASTER_LET_GO: sim_let_go_master(s, event->from); return;
+    case EVENT_LET_GO:
+        if (slot >= MASTER)
+            sim_let_go_master(s, (uint32_t)(slot - MASTER));
+        else
+            sim_let_go(s, slot, event->life);
+        return;
     case EVENT_FAULT:
         if (s->faulty) sim_fault(s);
         return;
     case EVENT_LOOK: look(s); return;
-    default: return;
+    default: break;
     }
+    sim_short(s, &s->bodies[slot].shortage);
+    if (slot >= MASTER)
+        sim_master_event(s, event);
+    else if (sim_alive(s, slot, event->life))
+        sim_peer_event(s, event, kept);
+    else if (event->kind == EVENT_DIAL_ARRIVES)
+        sim_refuse_dial(s, event);
+    sim_short(s, NULL);
 }
 
 static void step(struct pccl_sim *s) {
@@ -305,8 +285,8 @@ static void step(struct pccl_sim *s) {
 enum pccl_sim_state pccl_sim_go(struct pccl_sim *s, uint32_t events) {
     bool running = s->state == PCCL_SIM_RUNNING;
     for (uint32_t i = 0; i < events && s->state == PCCL_SIM_RUNNING; i++) step(s);
-    if (running && s->state == PCCL_SIM_FAILED) trace_report_failure(s);
+    if (running && s->state == PCCL_SIM_FAILED) trace_report(s);
     return s->state;
 }
 
-const char *pccl_sim_report(const struct pccl_sim *s) { return s->trace->report_length > 0 ? s->trace->report : ""; }
+const char *pccl_sim_report(const struct pccl_sim *s) { return s->trace->report != NULL ? s->trace->report : ""; }

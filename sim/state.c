@@ -212,8 +212,7 @@ static void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan) {
             !s->processes[slot].state->incomplete)
             return;
     }
-    sim_fail(s, "parity", "the winner of round %llu is a state whose transfer was cut short",
-             (unsigned long long)plan->round);
+    sim_fail(s, "parity", "the winner of round %ju is a state whose transfer was cut short", plan->round);
 }
 
 void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan *plan) {
@@ -229,8 +228,8 @@ void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan 
     for (uint32_t i = 0; i < plan->donor_count; i++) gives |= wire_id_equal(&plan->donors[i], &self);
     bool holds = state_model_content(state->leaves) == plan->content.low;
     if (!p->tainted && ((gives && (receives || !holds)) || (!receives && !holds)))
-        sim_fail(s, "parity", "peer %d %s by the plan of round %llu, and holds %s content", slot + 1,
-                 gives ? "gives" : "waits", (unsigned long long)plan->round, holds ? "the winner's" : "other");
+        sim_fail(s, "parity", "peer %d %s by the plan of round %ju, and holds %s content", slot + 1,
+                 gives ? "gives" : "waits", plan->round, holds ? "the winner's" : "other");
     if (!p->tainted) judge_plan(s, plan);
     state->round = plan->round;
     state->content = plan->content.low;
@@ -247,10 +246,7 @@ void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan 
         struct donor_model *donor = &state->donors[i];
         *donor = (struct donor_model){.id = plan->donors[i], .progress_at = s->now};
         donor->slot = sim_slot(&plan->donors[i], &donor->life);
-        bool member = false;
-        for (uint32_t rank = 0; rank < ring->count; rank++)
-            member |= wire_id_equal(&ring->members[rank].id, &donor->id);
-        if (!member) donor->slot = -1;
+        if (!epoch_ring_has(ring, &donor->id)) donor->slot = -1;
     }
     state->hash_donor = ring->rank % state->donor_count;
     ask_hashes(s, slot);

@@ -12,7 +12,8 @@ bool trace_begin(struct pccl_sim *s) {
     struct trace *trace = s->trace;
     trace->failure[0] = 0;
     trace->line_count = 0;
-    trace->report_length = 0;
+    free(trace->report);
+    trace->report = NULL;
     s->tracing = s->config.trace_lines > 0 || s->config.trace_fd >= 0;
     free(trace->lines);
     trace->lines = NULL;
@@ -42,8 +43,7 @@ void sim_line(struct pccl_sim *s, const char *format, ...) {
 void sim_fail(struct pccl_sim *s, const char *invariant, const char *format, ...) {
     if (s->state != PCCL_SIM_RUNNING) return; // the first one tells
     s->state = PCCL_SIM_FAILED;
-    int length = snprintf(s->trace->failure, sizeof s->trace->failure,
-                          "seed %llu, %.3f ms: %s: ", (unsigned long long)s->config.seed,
+    int length = snprintf(s->trace->failure, sizeof s->trace->failure, "seed %ju, %.3f ms: %s: ", s->config.seed,
                           (double)(s->now - SECOND_NS) / (double)MS_NS, invariant);
     va_list arguments;
     va_start(arguments, format);
@@ -62,8 +62,7 @@ static const char *name_id(char out[32], const struct wire_id *id) {
 }
 
 static void name_epoch(char out[TEXT_BYTES], int at, const struct wire_epoch *epoch) {
-    at += snprintf(out + at, TEXT_BYTES - (size_t)at, " %llu, group epoch %llu:", (unsigned long long)epoch->number,
-                   (unsigned long long)epoch->group_epoch);
+    at += snprintf(out + at, TEXT_BYTES - (size_t)at, " %ju, group epoch %ju:", epoch->number, epoch->group_epoch);
     for (uint32_t i = 0; i < epoch->count && at < TEXT_BYTES - 40; i++) {
         char id[32];
         bool first = i > 0 && epoch->members[i].group != epoch->members[i - 1].group;
@@ -73,8 +72,7 @@ static void name_epoch(char out[TEXT_BYTES], int at, const struct wire_epoch *ep
 }
 
 static void name_op(char out[TEXT_BYTES], int at, const struct wire_op_name *name, const char *what) {
-    snprintf(out + at, TEXT_BYTES - (size_t)at, " (%llu, %llu, %u) %s", (unsigned long long)name->epoch,
-             (unsigned long long)name->tag, name->sequence, what);
+    snprintf(out + at, TEXT_BYTES - (size_t)at, " (%ju, %ju, %u) %s", OP_NAME(*name), what);
 }
 
 static void name_report(char out[TEXT_BYTES], int at, const struct wire_report *report) {
@@ -90,7 +88,7 @@ const char *trace_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], con
     static const char *const verdicts[] = {"?", "commit", "abort", "redo", "mismatch", "whole", "cancel"},
                              *const votes[] = {"?", "update", "pending", "optimize"},
                              *const reasons[] = {"?", "update", "loss", "relink", "order"};
-    int at = snprintf(out, TEXT_BYTES, "%s [%llu]", wire_type_name(header->type), (unsigned long long)header->epoch);
+    int at = snprintf(out, TEXT_BYTES, "%s [%ju]", wire_type_name(header->type), header->epoch);
     struct wire_member *members = s->trace->members;
     struct wire_epoch_commit commit = {.epoch.members = members};
     struct wire_candidate candidate = {.epoch.members = members};
@@ -131,8 +129,8 @@ const char *trace_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], con
         break;
     case WIRE_OUTCOME:
         if (wire_decode_outcome(body, header->length, &outcome))
-            snprintf(out + at, TEXT_BYTES - (size_t)at, " %s: code %u, value %llu", votes[outcome.kind], outcome.code,
-                     (unsigned long long)outcome.value);
+            snprintf(out + at, TEXT_BYTES - (size_t)at, " %s: code %u, value %ju", votes[outcome.kind], outcome.code,
+                     outcome.value);
         break;
     case WIRE_LINK_DOWN:
         if (wire_decode_link_down(body, header->length, &down))
@@ -149,25 +147,14 @@ const char *trace_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], con
     return out;
 }
 
-void trace_report(struct pccl_sim *s, const char *text) {
-    size_t length = strlen(text);
-    if (s->trace->report_length + length + 2 > s->trace->report_capacity) {
-        size_t capacity = 2 * (s->trace->report_capacity + length + 2);
-        char *grown = realloc(s->trace->report, capacity);
-        if (grown == NULL) return;
-        s->trace->report = grown;
-        s->trace->report_capacity = capacity;
-    }
-    memcpy(s->trace->report + s->trace->report_length, text, length);
-    s->trace->report_length += length;
-    s->trace->report[s->trace->report_length++] = '\n';
-    s->trace->report[s->trace->report_length] = 0;
-}
-
-void trace_report_failure(struct pccl_sim *s) {
-    trace_report(s, s->trace->failure);
+void trace_report(struct pccl_sim *s) {
+    struct trace *trace = s->trace;
+    size_t size;
+    FILE *report = open_memstream(&trace->report, &size);
+    if (report == NULL) return;
+    fprintf(report, "%s\n", trace->failure);
     uint64_t lines = s->config.trace_lines;
-    uint64_t first = s->trace->line_count > lines ? s->trace->line_count - lines : 0;
-    for (uint64_t i = first; i < s->trace->line_count && lines > 0; i++)
-        trace_report(s, s->trace->lines + i % lines * TEXT_BYTES);
+    for (uint64_t i = trace->line_count > lines ? trace->line_count - lines : 0; i < trace->line_count; i++)
+        if (lines > 0) fprintf(report, "%s\n", trace->lines + i % lines * TEXT_BYTES);
+    fclose(report);
 }

@@ -7,8 +7,7 @@
 struct trace {
     char *lines; // ring of trace_lines * TEXT_BYTES
     uint64_t line_count;
-    char *report;
-    size_t report_length, report_capacity;
+    char *report; // of a run that has failed
     char failure[4 * TEXT_BYTES];
     struct wire_member members[WIRE_MAX_MEMBERS]; // scratch
     struct wire_verdict verdict;
@@ -24,9 +23,10 @@ __attribute__((format(printf, 2, 3))) void sim_line(struct pccl_sim *s, const ch
     do { \
         if ((s)->tracing) sim_line((s), __VA_ARGS__); \
     } while (0)
+// Arguments for "(%ju, %ju, %u)".
+#define OP_NAME(of) (of).epoch, (of).tag, (of).sequence
 const char *trace_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], const struct wire_header *header,
                              const uint8_t *body);
-void trace_report(struct pccl_sim *s, const char *text); // one more line of it
-void trace_report_failure(struct pccl_sim *s);           // with the last lines of the trace
+void trace_report(struct pccl_sim *s); // a failure, with the last lines of the trace
 
 #endif

@@ -63,8 +63,8 @@ static void judge_progress(struct pccl_sim *s) {
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];
         if (p->running && !is_spare(s, slot) && p->program->rounds < s->watch->rounds_before[slot] + CALM_ROUNDS)
-            sim_fail(s, "progress", "peer %d has passed %u rounds in %lld ms without a fault", slot + 1,
-                     p->program->rounds - s->watch->rounds_before[slot], (long long)((s->now - s->calm_from) / MS_NS));
+            sim_fail(s, "progress", "peer %d has passed %u rounds in %jd ms without a fault", slot + 1,
+                     p->program->rounds - s->watch->rounds_before[slot], (s->now - s->calm_from) / MS_NS);
     }
 }
 
@@ -133,14 +133,14 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
     }
     if (s->now > s->calm_from + INNOCENT_LIMITS * s->limit_ns +
                      (s->now - s->watch->sought_at < s->limit_ns ? (int64_t)s->recovery_ms * MS_NS : 0))
-        sim_fail(s, "progress", "peer %d is %s although nothing went wrong for %lld ms: %s", slot + 1, what,
-                 (long long)((s->now - s->calm_from) / MS_NS), text);
+        sim_fail(s, "progress", "peer %d is %s although nothing went wrong for %jd ms: %s", slot + 1, what,
+                 ((s->now - s->calm_from) / MS_NS), text);
 }
 
 // Does a master that is not stopped serve the run that it announced last?
 static bool serves(const struct pccl_sim *s, uint32_t k) {
     const struct master *master = &s->masters[k];
-    return master->running && s->now >= master->stopped_until && s->said->last[k].life == master->life &&
+    return master->running && s->now >= s->bodies[MASTER + k].stopped_until && s->said->last[k].life == master->life &&
            core_epoch(master->core) == s->said->last[k].number && core_peer_count(master->core) > 0;
 }
 
@@ -148,7 +148,7 @@ static void judge_dead(struct pccl_sim *s, struct truth *truth) {
     const struct master *master = &s->masters[truth->master];
     if (truth->run == 0 || !master->running || master->life != truth->master_life ||
         s->said->last[truth->master].life != master->life || s->said->last[truth->master].run != truth->run ||
-        s->now < master->stopped_until + s->limit_ns)
+        s->now < s->bodies[MASTER + truth->master].stopped_until + s->limit_ns)
         return;
     // nobody was left to be told
     if (core_epoch(master->core) != truth->number) memset(truth->lives, 0, sizeof truth->lives);
@@ -158,12 +158,13 @@ static void judge_dead(struct pccl_sim *s, struct truth *truth) {
         if (life == 0 || sim_alive(s, slot, life) || truth_is_tainted(s, slot, life)) continue;
         int64_t since = p->ended_at;
         if (s->cut_until[slot][MASTER + truth->master] > since) since = s->cut_until[slot][MASTER + truth->master];
-        if (master->stopped_until > since) since = master->stopped_until; // then it hears what was said before
+        if (s->bodies[MASTER + truth->master].stopped_until > since)
+            since = s->bodies[MASTER + truth->master].stopped_until; // then it hears what was said before
         if (truth->since[slot] > since) since = truth->since[slot];
         if (p->life != life) since = s->now; // it has a successor already
         if (s->now - since > DEAD_LIMITS * s->limit_ns + DEAD_SLACK_MS * MS_NS)
-            sim_fail(s, "bounded time", "peer %d ended %lld ms ago, and the master counts it as a member", slot + 1,
-                     (long long)((s->now - p->ended_at) / MS_NS));
+            sim_fail(s, "bounded time", "peer %d ended %jd ms ago, and the master counts it as a member", slot + 1,
+                     ((s->now - p->ended_at) / MS_NS));
     }
 }
 
@@ -176,9 +177,8 @@ static void judge_masters(struct pccl_sim *s) {
             alone &= k == i || !serves(s, k) || s->said->last[k].run != s->said->last[i].run;
         if (alone) alone_at[i] = s->now;
         if (s->now - alone_at[i] > LEFT_LIMITS * s->limit_ns)
-            sim_fail(s, "agreement", "master %u has served the run in generation %llu beside another one for %lld ms",
-                     i + 1, (unsigned long long)s->said->last[i].generation,
-                     (long long)((s->now - alone_at[i]) / MS_NS));
+            sim_fail(s, "agreement", "master %u has served the run in generation %ju beside another one for %jd ms",
+                     i + 1, s->said->last[i].generation, (s->now - alone_at[i]) / MS_NS);
     }
 }
 
@@ -207,18 +207,15 @@ static void judge_calls(struct pccl_sim *s) {
              tag < p->program->tags && p->program->step == STEP_REDUCING && at < TEXT_BYTES - 100; tag++) {
             const struct op *op = call_table_find(&p->engine->call_table, p->engine->calls[tag].tag);
             if (op == NULL) continue;
-            at += (uint32_t)snprintf(ops + at, TEXT_BYTES - at, "; op (%llu, %u, %u) in phase %d%s",
-                                     (unsigned long long)op->name.epoch, tag, op->name.sequence, (int)op->phase,
-                                     op->frozen ? ", frozen" : "");
+            at += (uint32_t)snprintf(ops + at, TEXT_BYTES - at, "; op (%ju, %ju, %u) in phase %d%s", OP_NAME(op->name),
+                                     (int)op->phase, op->frozen ? ", frozen" : "");
         }
         sim_fail(s, "bounded time",
-                 "peer %d has been in %s for %lld ms, %lld ms of it without a fault (limit %lld ms): epoch %llu "
-                 "(master: %llu), group epoch %llu, %s, vote %u%s",
-                 slot + 1, steps[p->program->step], (long long)((s->now - p->program->since) / MS_NS),
-                 (long long)((s->now - since) / MS_NS), (long long)(s->limit_ns / MS_NS),
-                 (unsigned long long)member_header(p->core).epoch,
-                 (unsigned long long)judge_truth(s, member_header(p->core).run)->number,
-                 (unsigned long long)p->engine->call_table.now->group_epoch,
+                 "peer %d has been in %s for %jd ms, %jd ms of it without a fault (limit %jd ms): epoch %ju "
+                 "(master: %ju), group epoch %ju, %s, vote %u%s",
+                 slot + 1, steps[p->program->step], (s->now - p->program->since) / MS_NS, (s->now - since) / MS_NS,
+                 (s->limit_ns / MS_NS), member_header(p->core).epoch,
+                 judge_truth(s, member_header(p->core).run)->number, p->engine->call_table.now->group_epoch,
                  p->engine->call_table.ready ? "linked" : "not linked", p->program->vote, ops);
         return;
     }

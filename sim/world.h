@@ -1,6 +1,6 @@
 // Shared by all parts of the simulator: the run's configuration, its clock, its randomness, and the state of each part.
 //
-// From below to above: world; queue (events in virtual time), trace, effect, memory, process; controls and links (what
+// From below to above: world; queue (events in virtual time), trace, effect, process; links and controls (what
 // connects processes), partition; truth, judge_ops, judge_master (the invariants); engine, state and program (models of
 // a peer's data plane, of its shared state, and of what uses it); masters, watch, peers (the bodies around the state
 // machines); faults; run.
@@ -89,6 +89,19 @@ enum count {
         COUNTS
 };
 
+// Memory is refused to a process `times` times, when so many more allocations have been granted.
+struct shortage {
+    uint32_t granted, times;
+    uint32_t refused; // in this life
+};
+
+// What a peer and a master have alike, by their slots.
+struct body {
+    int64_t stopped_until; // it stands still
+    int64_t tick_at;       // of the tick that is queued; INT64_MAX: none
+    struct shortage shortage;
+};
+
 // Two peers that cannot reach each other.
 struct apart {
     int other, cost; // + 1: who it is apart from, and which of the two was lost of it; 0: none so far
@@ -120,6 +133,7 @@ struct pccl_sim {
     bool faulty;                   // now
     int64_t faults_end, calm_from; // calm_from: end of the last fault's effect
     int64_t (*cut_until)[PROCESSES], (*slow_until)[PROCESSES];
+    struct body bodies[PROCESSES];
     struct apart apart[SLOTS];
     uint32_t serial, master_lives; // no two connections, and no two masters, have the same
     uint32_t tainted[SLOTS];       // lives: a frame of theirs was changed, so what they say is not judged
@@ -129,7 +143,7 @@ struct pccl_sim {
     struct trace *trace;
     struct process *processes; // SLOTS
     struct master *masters;    // MASTERS_MOST
-    struct control *controls;
+    struct connection *controls;
     struct links *links;
     struct truths *truths;
     struct judged_ops *ops;

@@ -37,7 +37,7 @@ PREFIXES = {
     "master/survivors": {"configuration_": "the epoch that a survivor reports"},
     "ops/members": {"epoch_": "all members", "subgroup_": "those that a call names", "team_": "those that are both"},
     "peer/decision": {"member_": "the output of peer/member"},
-    "sim/memory": {"refuse_": "asked by sim/refuse"},
+    "sim/effect": {"refuse_": "asked by sim/refuse"},
 }
 
 

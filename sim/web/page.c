@@ -94,9 +94,9 @@ void page_start_peer(uint32_t slot) {
 // Stops a process for a while, as SIGSTOP does.
 EXPORT(page_stop_peer) void page_stop_peer(uint32_t slot, double ms);
 void page_stop_peer(uint32_t slot, double ms) {
-    if (!is_peer(slot) || sim->now < sim->processes[slot].stopped_until) return;
-    sim->processes[slot].stopped_until = sim->now + (int64_t)(ms * (double)MS_NS);
-    effect_until(sim, sim->processes[slot].stopped_until);
+    if (!is_peer(slot) || sim->now < sim->bodies[slot].stopped_until) return;
+    sim->bodies[slot].stopped_until = sim->now + (int64_t)(ms * (double)MS_NS);
+    effect_until(sim, sim->bodies[slot].stopped_until);
     SIM_TRACE(sim, "peer %u: is stopped for %.0f ms", slot + 1, ms);
 }
 
@@ -122,13 +122,13 @@ static void describe_peer(int slot) {
         enum member_phase phase = member_phase(p->core);
         const struct epoch *epoch = member_epoch(p->core);
         const char *does = phase != MEMBER_ACCEPTED ? phases[phase] : steps[p->program->step];
-        add(",\"stopped\":%s,", sim->now < p->stopped_until ? "true" : "false");
+        add(",\"stopped\":%s,", sim->now < sim->bodies[slot].stopped_until ? "true" : "false");
         add_string("does", member_is_seeking(p->core) ? "looks for a master" : does);
         add(",\"member\":%s", phase == MEMBER_ACCEPTED ? "true" : "false");
-        add(",\"epoch\":%llu,\"world\":%u", epoch != NULL ? (unsigned long long)epoch->number : 0ULL,
+        add(",\"epoch\":%ju,\"world\":%u", epoch != NULL ? epoch->number : UINT64_C(0),
             epoch != NULL ? epoch->ring.count : 0);
-        add(",\"revision\":%llu,\"hash\":\"%08llx\",\"leaves\":[", (unsigned long long)p->state->revision,
-            (unsigned long long)(state_model_content(p->state->leaves) & 0xffffffff));
+        add(",\"revision\":%ju,\"hash\":\"%08jx\",\"leaves\":[", p->state->revision,
+            (state_model_content(p->state->leaves) & 0xffffffff));
         for (uint32_t i = 0; i < LEAVES; i++) add("%s%u", i > 0 ? "," : "", (unsigned)(p->state->leaves[i] % 360));
         add("],\"rounds\":%u,\"links\":[", p->program->rounds);
         bool first = true;
@@ -151,14 +151,12 @@ const char *page_describe(void) {
     add("{\"now\":%.3f,\"limit\":%.0f,", (double)(sim->now - SECOND_NS) / (double)MS_NS,
         (double)sim->limit_ns / (double)MS_NS);
     add_string("failure", sim->state == PCCL_SIM_FAILED ? sim->trace->failure : "");
-    add(",\"committed\":%llu,\"lost\":%llu,\"redone\":%llu,\"fetched\":%llu",
-        (unsigned long long)sim->counts[COUNT_OPS_OK], (unsigned long long)sim->counts[COUNT_OPS_LOST],
-        (unsigned long long)sim->counts[COUNT_OPS_REDONE], (unsigned long long)sim->counts[COUNT_FETCHES]);
+    add(",\"committed\":%ju,\"lost\":%ju,\"redone\":%ju,\"fetched\":%ju", sim->counts[COUNT_OPS_OK],
+        sim->counts[COUNT_OPS_LOST], sim->counts[COUNT_OPS_REDONE], sim->counts[COUNT_FETCHES]);
     add(",\"master\":{\"running\":%s", master->running ? "true" : "false");
     if (master->running) {
         enum wire_activity activity = core_activity(master->core);
-        add(",\"epoch\":%llu,\"peers\":%u,", (unsigned long long)core_epoch(master->core),
-            core_peer_count(master->core));
+        add(",\"epoch\":%ju,\"peers\":%u,", core_epoch(master->core), core_peer_count(master->core));
         add_string("does", activity <= 2 ? activities[activity] : "");
     }
     add("},\"peers\":[");
