@@ -149,7 +149,7 @@ class Checkpointer:
 
     def holder(self) -> int:
         """The process that keeps this one's memory."""
-        holder: Any = self.writer._vault.keeper.holder(start=False)
+        holder: Any = self.writer._vault.keeper.kept.holder(start=False)
         return int.from_bytes(holder._end.getsockopt(1, 17, 4), "little")
 
     def end_group(self) -> None:

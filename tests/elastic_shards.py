@@ -201,7 +201,7 @@ class Member:
         """The process that keeps this one's memory."""
         self.run.wait_for_snapshot()
         keeper: Any = self.run._sharded.keeper
-        return int.from_bytes(keeper._holder._end.getsockopt(1, 17, 4), "little")
+        return int.from_bytes(keeper.kept._holder._end.getsockopt(1, 17, 4), "little")
 
     def leave(self) -> None:
         self.run.close()

@@ -29,7 +29,7 @@ import pccl.distributed
 from pccl.distributed import Elastic, Left, PeerLostError, Snapshots, _dtensors, _sharded
 from pccl.distributed._dtensors import box_of, entries, local_part
 from pccl.distributed._training import Training
-from pccl.state._snapshots import keeper, restore, transfer
+from pccl.state._snapshots import keeper, kept, restore, transfer
 from pccl.state._snapshots.talk import Talk
 
 preload(__name__)
@@ -245,7 +245,7 @@ class Member:
     def holder(self) -> int:
         """The process that keeps this one's memory."""
         keeper: Any = self.run._sharded.keeper
-        return int.from_bytes(keeper._holder._end.getsockopt(1, 17, 4), "little")
+        return int.from_bytes(keeper.kept._holder._end.getsockopt(1, 17, 4), "little")
 
     def leave(self) -> None:
         self.run.close()
@@ -263,7 +263,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "receive": (transfer.Transfer, "_receive"),
     "image": (keeper, "write_image"),
     "hash": (keeper, "hash_image"),
-    "store": (keeper.Keeper, "store"),
+    "store": (kept.Kept, "store"),
 }
 
 

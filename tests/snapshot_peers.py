@@ -149,7 +149,7 @@ class SnapshotPeer:
 
     def holder(self) -> int:
         """The process that keeps this one's memory."""
-        holder: Any = self.comm._vaults["tensors"].keeper.holder(start=False)
+        holder: Any = self.comm._vaults["tensors"].keeper.kept.holder(start=False)
         return int.from_bytes(holder._end.getsockopt(1, 17, 4), "little")
 
     def drop(self) -> None:

@@ -34,7 +34,8 @@ from pccl.state._local.tree import with_tensors, without_tensors
 from pccl.state._snapshots.boxes import ShardMap, shards_from, shards_tree, text_of
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
-from pccl.state._snapshots.keeper import Keeper, host_name
+from pccl.state._snapshots.keeper import Keeper
+from pccl.state._snapshots.kept import host_name
 from pccl.state._snapshots.restore import (
     ATTEMPTS,
     DamagedError,
@@ -319,7 +320,7 @@ class Sharded:
         comm = group.communicator
         here = comm._snapshot
         self._leaves = self._leaves or self._asks_to_leave()
-        stock = Stock(self.keeper)
+        stock = Stock(None if self.keeper is None else self.keeper.kept)
         own_held = stock.held
         era = max([self._era, *(one.era for one in own_held)])
         terms = joined([self._terms(group), settings_of(self._snapshots, self._state.shards)])
@@ -457,13 +458,13 @@ class Sharded:
             _log.warning("%s", "leaves before the others have a whole snapshot without it")
             stored = self._snapshots is not None and self._snapshots.holder
             try:
-                for snapshot in self.keeper.snapshots:
-                    self.keeper.store(snapshot)
+                for snapshot in self.keeper.kept.snapshots:
+                    self.keeper.kept.store(snapshot)
             except HolderError as error:
                 _log.error("%s", f"the holder has not got its part: {error}; a loss now may cost the state")
                 stored = False
             self._may_go(talk, complete=stored)
-            self.keeper.abandon()
+            self.keeper.kept.abandon()
         self._end(talk.abandon)
 
     def _leave_to_holders(self, comm: Communicator, *, is_whole: bool) -> None:
@@ -472,7 +473,7 @@ class Sharded:
             if is_whole:
                 self.snapshot()
                 self.keeper.settle()
-            self.keeper.abandon()
+            self.keeper.kept.abandon()
         self._end(comm.close)
 
     def _end(self, leave_run: Callable[[], None]) -> None:
@@ -495,7 +496,7 @@ class Sharded:
         except (HolderError, KeyError) as error:
             _log.error("%s", f"snapshots: {error}")
             if self.keeper is not None:
-                self.keeper.abandon()
+                self.keeper.kept.abandon()
             good = 0
         return found if all(row[0] for row in talk.gather([good])) else None
 
@@ -509,7 +510,7 @@ class Sharded:
         sums = {slot: Sum.of_signed(*rows[ranks[0]][:2]) for slot, ranks in source.images.items()}
         if self.keeper is not None and slot is not None:
             step = rows[source.images[0][0]][2]
-            self.keeper.snapshots.append(Snapshot(rows[0][3], era, step, source.layout, dict(pieces), sums, True, bare=True))
+            self.keeper.kept.snapshots.append(Snapshot(rows[0][3], era, step, source.layout, dict(pieces), sums, True, bare=True))
         return source._replace(total=sum(sums.values(), Sum(0, 0)))
 
     def _write_back(self, parts: Mapping[str, torch.Tensor]) -> None:
@@ -537,7 +538,7 @@ class Sharded:
             own = live.values if self._revision and live is not None else None
         else:
             names = sorted(name for name in pieces if name.kind == "values")
-            kept = self.keeper.snapshots if self.keeper is not None else []
+            kept = self.keeper.kept.snapshots if self.keeper is not None else []
             own_names = [name for one in kept if one.id == source.id for name in one.pieces if name.kind == "values"]
             if not own_names and len(talk.members) == len(source.layout.maps):  # all were started again: by rank
                 own_names = [name for name in names if name.place == talk.own]

@@ -11,23 +11,22 @@ import atexit
 import contextlib
 import logging
 import os
-import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import torch
 
 from pccl._core.errors import PCCLError, PeerLostError, UsageError
-from pccl._host.holder import Holder, HolderError, TakenError
+from pccl._host.holder import HolderError, TakenError
 from pccl.state._local.tree import encode
 from pccl.state._snapshots.boxes import image_offsets, shards_from, shards_tree, text_of
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_image, write_image
+from pccl.state._snapshots.kept import Kept, host_name
 from pccl.state._snapshots.snapshot import (
     ERA_MAX,
     ID_MAX,
@@ -49,9 +48,6 @@ if TYPE_CHECKING:
     from pccl._peer.communicator import Communicator
 
 _log = logging.getLogger("pccl.state")
-
-_released: dict[str, Holder] = {}
-"""By name of the run: connections of communicators that were closed. While this process lives, the holder keeps its memory."""
 
 _keepers: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[str, Keeper]] = weakref.WeakKeyDictionary()
 """By communicator and topic: the last Keeper. The messages of two that have one topic would be taken for each other's."""
@@ -111,24 +107,17 @@ class Keeper:
             others[topic] = self
         self._comm = comm
         self._config = config
-        self._name = name
         self._topic = topic
         self._timeout = timeout
         self._told = told
-        self.snapshots: list[Snapshot] = []
-        """From the oldest to the newest; those that this process has pieces of."""
-        self.unusable: set[tuple[int, PieceName]] = set()
-        """Pieces, by snapshot, of another size than they should have."""
+        self.kept = Kept(config, name)
         self.era = 0
         self.report = Report()
         self.broken: BaseException | None = None
         """For which this process has left the run: the others would have waited for messages that it could not send."""
         self._layout: tuple[tuple[UUID, ...], Layout] | None = None
-        self._spare: list[Memory] = []
-        self._holder: Holder | None = None
         self.job: Job | None = None
         """The snapshot under way, or one that has ended and that `settle` has not reported."""
-        self._warned: set[str] = set()
         self.missing: dict[str, bool] = {}
         """Whether the last snapshot has failed, whether the holder lacks it, and whether a member has left before it."""
         self._failures = 0
@@ -178,7 +167,7 @@ class Keeper:
 
     def _count(self, job: Job) -> None:
         if job.failure is not None:
-            self._warn(f"no snapshot of step {job.step} was taken, the one before it stays: {job.failure}")
+            self.kept.warn(f"no snapshot of step {job.step} was taken, the one before it stays: {job.failure}")
         self.missing |= {"snapshots": job.failure is not None, "holder": job.unkept is not None}
         if job.failure is None:
             self.missing["drain"] = False  # nothing is needed of a member that has left
@@ -207,39 +196,20 @@ class Keeper:
     @property
     def protected_step(self) -> int | None:
         """The step of the newest snapshot that is complete, and beside this process. Any thread may ask."""
-        kept = [one for one in list(self.snapshots) if self._config.holder or len(one.layout.maps) > 1]
+        kept = [one for one in list(self.kept.snapshots) if self._config.holder or len(one.layout.maps) > 1]
         return max((one.step for one in kept if one.complete and not one.bare), default=None)
 
     def close(self) -> None:
         """Drops all that this process has kept, also at the holder."""
         with contextlib.suppress(PCCLError):
             self.settle()
-        for snapshot in self.snapshots:
-            self._forget(snapshot)
-        self.snapshots = []
-        self._spare.clear()
-        # The holder also has pieces of communicators that were closed here, and of processes that have ended.
-        self._clean_holder(lambda info: info["process"] == _process() or _is_over(*info["process"]))
-        self.abandon()
+        self.kept.close()
         self._give_topic_back()
-
-    def abandon(self) -> None:
-        """Closes the connection to the holder; what the holder keeps stays there."""
-        if self._holder is not None:
-            self._holder.close()
-            self._holder = None
 
     def release(self) -> None:
-        """Frees the memory here. The connection to the holder stays open: the next communicator may take any time to come."""
+        """Frees the memory here, as `Kept.release` does."""
         self._give_topic_back()
-        self.snapshots = []
-        self._spare.clear()
-        holder, self._holder = self._holder, None
-        if holder is not None:
-            earlier = _released.pop(self._name, None)
-            _released[self._name] = holder
-            if earlier is not None:
-                earlier.close()
+        self.kept.release()
 
     def _give_topic_back(self) -> None:
         """Lets another Keeper have the topic. Takes no lock and reads no table, since a finalizer calls it."""
@@ -285,7 +255,7 @@ class Keeper:
         layout, number, base = self._agree(job, self._base(job.members), problem)
         # From here on each member takes part in all messages, whatever fails: others wait for them.
         snapshot = Snapshot(number, job.era, job.step, layout, pieces)
-        self.snapshots.append(snapshot)
+        self.kept.snapshots.append(snapshot)
         alike: list[Sum] = []
         try:
             image = pieces[PieceName("image", job.own)].bytes
@@ -294,7 +264,7 @@ class Keeper:
         except Exception as error:
             problem = error
         try:
-            Transfer(job, snapshot, base, self._memory, problem).run()
+            Transfer(job, snapshot, base, self.kept.memory, problem).run()
             self._keep_at_holder(job, snapshot)
         except PeerLostError:
             raise
@@ -311,7 +281,8 @@ class Keeper:
             snapshot.sums[member] = Sum.of_signed(*row[1:3])
         snapshot.complete = True
         job.report.complete = True
-        self._drop_before(snapshot)
+        self.kept.keep([snapshot])
+        self.kept.clean_holder(lambda info: (info["era"], info["step"]) < snapshot.order)
 
     def _require_success(
         self, job: Job, rows: Sequence[Sequence[int]], column: int, problem: Exception | None, what: str
@@ -334,12 +305,12 @@ class Keeper:
             at = [2 * layout.replicas_of[member].index(members) for member in members]
             if len({tuple(rows[member][begin : begin + 2]) for member, begin in zip(members, at, strict=True)}) == 1:
                 continue
-            self.snapshots.remove(snapshot)
+            self.kept.snapshots.remove(snapshot)
             own: list[Sum] = []
             if job.own in members:
                 image = snapshot.pieces[PieceName("image", job.own)].bytes
                 own = [hash_image(job.shards, image, [name]) for name in names]
-            self._forget(snapshot)
+            self.kept.forget(snapshot)
             told = job.talk.gather(_flat(own, len(names)))
             for number, name in enumerate(names):
                 contents = {member: tuple(told[member][2 * number : 2 * number + 2]) for member in members}
@@ -353,43 +324,15 @@ class Keeper:
     def _copy(self, job: Job) -> dict[PieceName, Memory]:
         _, size = image_offsets(job.shards)
         job.report.state_bytes = size
-        image = self._memory(size)
+        image = self.kept.memory(size)
         write_image(job.tensors, job.shards, image.bytes)
         return {PieceName("image", job.own): image, PieceName("values", job.own): Memory.of(job.values)}
 
-    def _drop_before(self, snapshot: Snapshot) -> None:
-        """Drops all that is older than a complete snapshot, also what lost processes have left at the holder."""
-        for older in self.snapshots:
-            if older is not snapshot:
-                self._forget(older)
-        self.snapshots = [snapshot]
-        self._clean_holder(lambda info: (info["era"], info["step"]) < snapshot.order)
-
-    def _clean_holder(self, is_old: Callable[[dict[str, Any]], bool]) -> None:
-        """Has the holder drop the old pieces of whatever process, and the layouts that no piece needs."""
-        holder = self._holder
-        if holder is None:
-            return
-        try:
-            kept = holder.kept()
-            old = [one for one in kept if "piece" in one.info and is_old(one.info)]
-            used = {one.info["layout"] for one in kept if "piece" in one.info and one not in old}
-            layouts = [one for one in kept if "piece" not in one.info and one.info["layout"] not in used]
-            holder.drop(one.key for one in (*old, *layouts))
-        except HolderError:
-            self.abandon()
-        except (KeyError, TypeError) as error:  # of another version of the library
-            self._warn(f"the holder keeps pieces that cannot be read: {error!r}")
-
     def _base(self, members: tuple[UUID, ...]) -> Snapshot | None:
         """The complete snapshot that differences are told against; what was not completed since is dropped."""
-        complete = [one for one in self.snapshots if one.complete and not one.bare]
-        bare = [one for one in self.snapshots if one.bare]
-        kept = [*complete[-1:], *bare[-1:]] or self.snapshots[-1:]
-        for snapshot in self.snapshots:
-            if snapshot not in kept:
-                self._forget(snapshot)
-        self.snapshots = [one for one in kept if one.pieces]
+        complete = [one for one in self.kept.snapshots if one.complete and not one.bare]
+        bare = [one for one in self.kept.snapshots if one.bare]
+        self.kept.keep([*complete[-1:], *bare[-1:]] or self.kept.snapshots[-1:])
         if not complete or self._layout is None or self._layout[0] != members:
             return None
         return complete[-1] if complete[-1].layout is self._layout[1] else None
@@ -432,80 +375,13 @@ class Keeper:
         except ValueError as error:
             raise RefusedError(str(error)) from error  # on all alike
 
-    # ---- memory ----
-
-    def _memory(self, nbytes: int) -> Memory:
-        """Memory of this size, with any content."""
-        for spare in self._spare:
-            if spare.nbytes == nbytes:
-                self._spare.remove(spare)
-                return spare
-        self._spare.clear()
-        return Memory.new(nbytes)
-
-    def holder(self, *, start: bool) -> Holder | None:
-        """The connection to the holder of this host. None: there is none, or it is not wanted."""
-        if not self._config.holder:
-            return None
-        if self._holder is None:
-            try:
-                self._holder = Holder(self._name, start=start, linger=self._config.linger)
-            except HolderError:
-                if start:
-                    raise
-            released = _released.pop(self._name, None)  # after the new connection: one of both is open all the time
-            if released is not None:
-                released.close()
-        return self._holder
-
     def _keep_at_holder(self, job: Job, snapshot: Snapshot) -> None:
         """Gives the pieces to the holder. Without one they end with this process, and copies at other hosts serve."""
         try:
-            self.store(snapshot)
+            self.kept.store(snapshot)
         except HolderError as error:
             job.unkept = error
-            self._warn(f"{error}; what this process keeps ends with it")
-
-    def store(self, snapshot: Snapshot) -> None:
-        """Gives the pieces to the holder. One that has ended is started again, and gets all that is kept here."""
-        for attempt in (0, 1):
-            holder = self.holder(start=True)
-            if holder is None:
-                return
-            try:
-                for one in {id(one): one for one in (*(self.snapshots if attempt else ()), snapshot)}.values():
-                    for name, memory in one.pieces.items():
-                        holder.put(self._key(one, name), memory.fd, piece_info(one, name))
-                    layout = Memory.of(one.layout.encoded())
-                    holder.put(f"layout/{one.layout.id}", layout.fd, {"layout": one.layout.id})
-                return
-            except HolderError as error:
-                self.abandon()
-                if attempt:
-                    raise
-                self._warn(f"{error}; another holder is started, and gets all that this process keeps")
-
-    def _key(self, snapshot: Snapshot, name: PieceName) -> str:
-        return f"{snapshot.id}/{name.kind}/{name.place}/{name.row}"
-
-    def _forget(self, snapshot: Snapshot) -> None:
-        holder = self._holder
-        if holder is not None:
-            try:
-                holder.drop([self._key(snapshot, name) for name in snapshot.pieces])
-            except HolderError:
-                self.abandon()
-        # A holder that has not dropped a piece would give it to others with the content of a newer one.
-        dropped = self._holder is not None or not self._config.holder
-        for name, memory in snapshot.pieces.items():
-            if dropped and name.kind != "values":
-                self._spare.append(memory)
-        snapshot.pieces.clear()
-
-    def _warn(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            _log.warning("%s", f"snapshots: {text}")
+            self.kept.warn(f"{error}; what this process keeps ends with it")
 
 
 def _status(problem: Exception | None) -> int:
@@ -530,42 +406,3 @@ def _pending(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Event, int] | N
     if device is None:
         return None
     return torch.accelerator.current_stream(device).record_event(), device.index or 0
-
-
-def host_name() -> str:
-    """The same for processes that share a holder."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return f"{socket.gethostname()} {file.read().strip()[:8]} {os.stat('/proc/self/ns/net').st_ino}"
-    return socket.gethostname()
-
-
-def _process() -> list[int]:
-    """Names this process among all of its host: its id, when it began, and the namespace that the id is from."""
-    return [os.getpid(), _began(os.getpid()), os.stat("/proc/self/ns/pid").st_ino]
-
-
-def _is_over(pid: int, began: int, namespace: int) -> bool:
-    """Whether a process has ended. One of another namespace cannot be seen, so it may live."""
-    return namespace == os.stat("/proc/self/ns/pid").st_ino and _began(pid) != began
-
-
-def _began(pid: int) -> int:
-    """When a process began, in ticks of the clock since the start of the host; 0: it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])  # a zombie keeps nothing
-
-
-def piece_info(snapshot: Snapshot, name: PieceName) -> dict[str, Any]:
-    """What others are told of a piece."""
-    return {
-        "snapshot": snapshot.id,
-        "era": snapshot.era,
-        "step": snapshot.step,
-        "layout": snapshot.layout.id,
-        "piece": list(name),
-        "process": _process(),
-        "sums": {str(member): list(one) for member, one in snapshot.sums.items()},
-    }

@@ -10,7 +10,7 @@ from typing import Any
 from pccl._host.holder import HolderError
 from pccl.state._snapshots.boxes import list_of, text_of
 from pccl.state._snapshots.images import Memory
-from pccl.state._snapshots.keeper import Keeper, piece_info
+from pccl.state._snapshots.kept import Kept, piece_info
 from pccl.state._snapshots.restore import Held
 from pccl.state._snapshots.snapshot import Layout, PieceName
 from pccl.state._snapshots.talk import Talk
@@ -30,38 +30,38 @@ def layouts_from(tree: Any) -> list[str]:
 class Stock:
     """The pieces of a process, and those that the holder of its host keeps, as they are when this is made."""
 
-    def __init__(self, keeper: Keeper | None) -> None:
-        """`keeper`: of the process; None: it takes no snapshots, and has nothing."""
-        self._keeper = keeper
+    def __init__(self, kept: Kept | None) -> None:
+        """`kept`: of the process; None: it takes no snapshots, and has nothing."""
+        self._kept = kept
         self.infos: list[dict[str, Any]] = []
         """What others are told of each piece: a tree, and what `Held.of` takes."""
         self._layouts: dict[str, Layout] = {}
         self._places: dict[tuple[int, PieceName], Callable[[], Memory]] = {}
-        if keeper is None:
+        if kept is None:
             return
-        for snapshot in keeper.snapshots:
+        for snapshot in kept.snapshots:
             for name, memory in snapshot.pieces.items():
-                if (snapshot.id, name) not in keeper.unusable:
+                if (snapshot.id, name) not in kept.unusable:
                     self.infos.append(piece_info(snapshot, name))
                     self._places[snapshot.id, name] = lambda memory=memory: memory  # type: ignore[misc]
         try:
-            holder = keeper.holder(start=False)
-            for kept in holder.kept() if holder is not None else []:
-                if "piece" not in kept.info:
+            holder = kept.holder(start=False)
+            for stored in holder.kept() if holder is not None else []:
+                if "piece" not in stored.info:
                     continue
                 try:
-                    one = Held.of(kept.info)
+                    one = Held.of(stored.info)
                 except ValueError as error:  # of another version of the library
                     _log.warning("%s", f"snapshots: the holder of this host keeps what cannot be read: {error}")
                     continue
-                if (one.snapshot, one.piece) not in {*self._places, *keeper.unusable}:
-                    self.infos.append(kept.info)
+                if (one.snapshot, one.piece) not in {*self._places, *kept.unusable}:
+                    self.infos.append(stored.info)
                     self._places[one.snapshot, one.piece] = functools.cache(
-                        functools.partial(_mapped, keeper, kept.key, kept.nbytes)
+                        functools.partial(_mapped, kept, stored.key, stored.nbytes)
                     )
         except HolderError as error:
             _log.warning("%s", f"snapshots: {error}")
-            keeper.abandon()
+            kept.abandon()
 
     @property
     def held(self) -> list[Held]:
@@ -83,8 +83,8 @@ class Stock:
             for one in layouts
             if self._layouts[one].has(name) and self._layouts[one].size_of(name) not in (memory.nbytes, None)
         ]
-        if wrong and self._keeper is not None:
-            self._keeper.unusable.update((snapshot, name) for name in wrong)  # nobody is told of them any more
+        if wrong and self._kept is not None:
+            self._kept.unusable.update((snapshot, name) for name in wrong)  # nobody is told of them any more
             raise HolderError(
                 f"{wrong[0].kind} {wrong[0].place}.{wrong[0].row} of snapshot {snapshot} has another size than told"
             )
@@ -107,12 +107,12 @@ class Stock:
 
     def _layout(self, name: str) -> bytes:
         """As bytes; none if the holder cannot give it."""
-        assert self._keeper is not None
-        for snapshot in self._keeper.snapshots:
+        assert self._kept is not None
+        for snapshot in self._kept.snapshots:
             if snapshot.layout.id == name:
                 return snapshot.layout.encoded()
         try:
-            holder = self._keeper.holder(start=False)
+            holder = self._kept.holder(start=False)
             kept = holder.kept() if holder is not None else []
             one = next(one for one in kept if one.info.get("layout") == name and "piece" not in one.info)
             return b"" if holder is None else Memory(holder.get(one.key), one.nbytes).bytes.numpy().tobytes()
@@ -120,9 +120,9 @@ class Stock:
             return b""
 
 
-def _mapped(keeper: Keeper, key: str, nbytes: int) -> Memory:
+def _mapped(kept: Kept, key: str, nbytes: int) -> Memory:
     """A piece at the holder."""
-    holder = keeper.holder(start=False)
+    holder = kept.holder(start=False)
     if holder is None:
         raise HolderError("the holder of this host has ended")
     return Memory(holder.get(key), nbytes)

@@ -68,7 +68,7 @@ class Vault:
         self._begun = 0  # snapshots
         self.keeper = Keeper(comm, snapshots, f"{name} {topic}", topic=topic, timeout=timeout, told=True)
         # A restarted run that restores nothing counts as newer than what its predecessor has left.
-        self.keeper.era = 1 + max((piece.era for piece in Stock(self.keeper).held), default=-1)
+        self.keeper.era = 1 + max((piece.era for piece in Stock(self.keeper.kept).held), default=-1)
         self.taking, self.restoring = Journal(), Journal()
         """Calls of this process that were cut short."""
         self.damaged: set[int] = set()
@@ -171,7 +171,7 @@ class Vault:
 
     def _open(self, talk: Talk, timeout: float | None) -> Opened | None:
         for _ in range(OPENINGS):
-            stock = Stock(self.keeper)
+            stock = Stock(self.keeper.kept)
             tree = {"era": self.keeper.era, "held": stock.infos, "layouts": stock.layouts, "damaged": sorted(self.damaged)}
             told = understood(talk.gather_bytes(bytes(encode(tree))), _Inventory.of, "inventory")
             held = [one.held for one in told]
@@ -186,7 +186,7 @@ class Vault:
                 pieces = stock.pieces(source.id)
             except (HolderError, KeyError, MemoryError) as error:
                 _log.error("%s", f"snapshots: {error}")
-                self.keeper.abandon()
+                self.keeper.kept.abandon()
             if all(row[0] for row in talk.gather([int(pieces is not None)])):
                 assert pieces is not None
                 return Opened(self, talk, source, pieces, timeout)

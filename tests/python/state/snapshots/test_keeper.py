@@ -19,7 +19,8 @@ from pccl.state._snapshots import transfer as transfers
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Sum
-from pccl.state._snapshots.keeper import Keeper, piece_info
+from pccl.state._snapshots.keeper import Keeper
+from pccl.state._snapshots.kept import piece_info
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import DamagedError, Held, Plan, StateLostError, _exchange, carry_out, choose, plan, verify
 from pccl.state._snapshots.snapshot import Contribution, Layout, PieceName, SnapshotError
@@ -93,12 +94,12 @@ class Member:
     def restore(self, living: list[int]) -> tuple[int, dict[str, torch.Tensor]]:
         """The step that is restored among those who live, and the own part of the state."""
         talk = Talk(self.comm, [self.world.ids[one] for one in living], living.index(self.own), "restore", None)
-        held = [Held.of(piece_info(one, name)) for one in self.keeper.snapshots for name in one.pieces]
-        pieces = {(one.id, name): memory.bytes for one in self.keeper.snapshots for name, memory in one.pieces.items()}
+        held = [Held.of(piece_info(one, name)) for one in self.keeper.kept.snapshots for name in one.pieces]
+        pieces = {(one.id, name): memory.bytes for one in self.keeper.kept.snapshots for name, memory in one.pieces.items()}
         self.world.told[self.own] = held
         talk.gather([0])
         all_held = [self.world.told[one] for one in living]
-        layouts = {one.layout.id: one.layout for member in living for one in self.world.members[member].keeper.snapshots}
+        layouts = {one.layout.id: one.layout for member in living for one in self.world.members[member].keeper.kept.snapshots}
         source = choose(all_held, layouts)
         shards = divided(living.index(self.own), len(living))
         targets = {name: torch.full(part.box.shape, -1, dtype=getattr(torch, part.dtype)) for name, part in shards.items()}
@@ -204,7 +205,7 @@ def test_damage_is_found():
     with world.lock:
         world.kill(world.ids[1])
     for member in world.members:
-        for snapshot in member.keeper.snapshots:
+        for snapshot in member.keeper.kept.snapshots:
             for name, memory in snapshot.pieces.items():
                 if name.kind == "parity":
                     memory.bytes[5] ^= 1
@@ -290,7 +291,7 @@ def test_memory_that_is_missing_at_one_member_fails_the_snapshot_on_all_and_keep
         raise MemoryError("no memory")
 
     for short in ("image", "parity"):
-        monkeypatch.setattr(full, "_memory", refuse)
+        monkeypatch.setattr(full.kept, "memory", refuse)
         if short == "parity":
             monkeypatch.setattr(full, "_copy", lambda job: Keeper._copy(world.members[0].keeper, job))
 
@@ -366,7 +367,7 @@ def test_a_snapshot_that_never_began_is_dropped_and_ends_the_wait_of_the_others(
     assert world.dead == set(world.ids)
     interrupted[0].run()  # as if it was on its way
     assert not keeper.settle()
-    assert not keeper.snapshots
+    assert not keeper.kept.snapshots
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -384,8 +385,8 @@ def _dropped_early(monkeypatch):
     take = Keeper._take
 
     def early(self, job, begun):
-        for older in self.snapshots:
-            self._forget(older)
+        for older in self.kept.snapshots:
+            self.kept.forget(older)
         take(self, job, begun)
 
     monkeypatch.setattr(Keeper, "_take", early)

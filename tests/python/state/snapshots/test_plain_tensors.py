@@ -200,7 +200,7 @@ def test_a_part_that_is_damaged_is_not_restored():
         take_all(comms, list(map(own_state, range(3))), step)
     kill(world, 1)
     for comm in comms:
-        for snapshot in comm._vaults["tensors"].keeper.snapshots:
+        for snapshot in comm._vaults["tensors"].keeper.kept.snapshots:
             for name, memory in snapshot.pieces.items():
                 if name.kind == "image":
                     memory.bytes[3] ^= 1
@@ -268,7 +268,7 @@ def test_other_snapshots_on_one_member_than_before_fail_on_all():
 def test_peer_groups_of_one_master_have_names_of_their_own():
     _, comms = begin(2)
     comms[1]._peer_group = 1
-    names = [vault_of(comm, CONFIG, "tensors").keeper._name for comm in comms]
+    names = [vault_of(comm, CONFIG, "tensors").keeper.kept._name for comm in comms]
     assert names[0] != names[1]
 
 
@@ -460,7 +460,7 @@ def test_a_piece_of_another_size_than_told_is_done_without(monkeypatch):
     _, comms = begin(3)
     states = [rows(number, 3, 1) for number in range(3)]
     take_all(comms, [state for state, _ in states], 1, [{"shards": shards} for _, shards in states])
-    (kept,) = comms[1]._vaults["tensors"].keeper.snapshots
+    (kept,) = comms[1]._vaults["tensors"].keeper.kept.snapshots
     name = PieceName("image", 1)
     kept.pieces[name] = Memory.new(kept.pieces[name].nbytes // 2)
     ends = on_all(comms, lambda number, comm: get(comm, states[number][0], shards=states[number][1]))
