@@ -30,6 +30,7 @@ from pccl.diloco._average import Averaged, Averager
 from pccl.diloco._compression import Compression
 from pccl.diloco._membership import Meeting, Membership
 from pccl.diloco._outer import Outer, OuterOptimizer, local_memory, named_parameters, trained_parameters
+from pccl.diloco._settings import ENTRY, NAMES, Setting, Settings, checked, require_whole
 from pccl.diloco._state import State, Welcome
 from pccl.diloco._terms import terms_of
 from pccl.state import load, save
@@ -38,16 +39,6 @@ from pccl.state._local.agreement import Terms, joined, terms_of_values
 _log = logging.getLogger("pccl.diloco")
 
 Weight = float | Callable[[], float]
-
-Setting = float | Callable[[int], float]
-"""A number, or a function of the number of the outer step, from 1 on."""
-
-SETTINGS = ("outer_lr", "outer_momentum", "sync_every", "sync_seconds", "peers")
-"""Those of the run, in which a joiner's own give way."""
-
-SETTINGS_ENTRY = "settings"
-"""Their name in the shared state."""
-
 
 OUTER = (0.7, 0.9)
 """Learning rate and momentum of outer steps, unless they are given: those of arXiv 2311.08105."""
@@ -194,21 +185,23 @@ class Trainer(ABC):
                 raise ValueError(
                     "outer_lr and outer_momentum cannot be combined with outer_optimizer; set them in that optimizer"
                 )
-        self._has_outer_optimizer = outer_optimizer is not None
         self._outer_of = functools.partial(Outer, device=device, optimizer=outer_optimizer)
-        usual_lr, usual_momentum = SPARSE_OUTER if self.compression.method == "sparse" else OUTER
-        self._functions = {0: outer_lr if callable(outer_lr) else None, 1: outer_momentum if callable(outer_momentum) else None}
-        lr = usual_lr if outer_lr is None else _value_of("outer_lr", outer_lr, 1)
-        momentum = usual_momentum if outer_momentum is None else _value_of("outer_momentum", outer_momentum, 1)
+        usual = SPARSE_OUTER if self.compression.method == "sparse" else OUTER
+        given: dict[str, Setting] = {
+            "outer_lr": usual[0] if outer_lr is None else outer_lr,
+            "outer_momentum": usual[1] if outer_momentum is None else outer_momentum,
+            "sync_every": sync_every,
+            "sync_seconds": sync_seconds or 0,
+            "peers": peers,
+        }
+        self._settings = Settings(given, optimizer=outer_optimizer is not None)
         self.state = State(state)
         """What the user adds to the state of the run: see `state=` of the class."""
         self.last: Round | None = None
         """The last outer step of this peer."""
-        settings = [lr, momentum, sync_every, sync_seconds or 0, peers]
-        self._settings = torch.tensor(settings, dtype=torch.float64, device="cpu")
         self._outer_step = torch.zeros(1, dtype=torch.int64, device="cpu")
         if weight is not None and not callable(weight):
-            _checked("weight", weight)
+            checked("weight", weight)
         self._weight = weight
         self._shards = shards
         self._callbacks: list[Callable[[Round], object]] = []
@@ -245,9 +238,8 @@ class Trainer(ABC):
         """
         self._require_inside()
         self._require_same_model()
-        for place, function in self._functions.items():
-            if function is not None and self._unmet is None:
-                self._settings[place] = _value_of(SETTINGS[place], function, self.outer_step + 1)
+        if self._unmet is None:
+            self._settings.follow(self.outer_step + 1)
         self.last = self._outer_step_made(self._average)
         self._begin_round()
         for callback in list(self._callbacks):
@@ -292,7 +284,7 @@ class Trainer(ABC):
         kind = type(self).__name__
         if state.get("kind") != kind:
             raise ValueError(f"this is a {kind}, and the state is of {state.get('kind')}")
-        outer = _checkpoint.outer_tensors(self._outer_state, SETTINGS_ENTRY)
+        outer = _checkpoint.outer_tensors(self._outer_state, ENTRY)
         _checkpoint.require_same(outer, state["outer"], "outer state")
         _checkpoint.require_model(self.model, state["model"])
         _checkpoint.require_user_state(self.state, state["state"])
@@ -304,11 +296,11 @@ class Trainer(ABC):
             tensor.copy_(state["outer"][name])
         self._outer_state._restore()
         self._shared.mark_restored()
-        for place, name in enumerate(SETTINGS):
-            own, saved = float(self._settings[place]), state["settings"][name]
+        for name in NAMES:
+            own, saved = self._settings[name], state["settings"][name]
             if name != "peers" and own != saved:
                 _log.warning("%s is %g, as in the checkpoint, not %g", name, saved, own)
-                self._settings[place] = saved
+                self._settings[name] = saved
         _checkpoint.load_residuals(self._averagers, state["residuals"])
         for part in self._outers:
             part.from_host()
@@ -335,8 +327,8 @@ class Trainer(ABC):
         return {
             "kind": type(self).__name__,
             "outer_step": self.outer_step,
-            "settings": dict(zip(SETTINGS, self._settings.tolist(), strict=True)),
-            "outer": _checkpoint.outer_tensors(self._outer_state, SETTINGS_ENTRY),
+            "settings": self._settings.as_dict(),
+            "outer": _checkpoint.outer_tensors(self._outer_state, ENTRY),
             "residuals": _checkpoint.residuals(self._averagers),
             "model": _checkpoint.model_state(self.model),
             "state": _checkpoint.user_state(self.state),
@@ -374,20 +366,20 @@ class Trainer(ABC):
         set here, all members have to set it after the same outer step, and one that joins there makes its first step with the
         value before, which the check of parity repairs.
         """
-        return float(self._settings[0])
+        return self._settings["outer_lr"]
 
     @outer_lr.setter
     def outer_lr(self, value: float) -> None:
-        self._set(0, value)
+        self._settings.set("outer_lr", value)
 
     @property
     def outer_momentum(self) -> float:
         """The Nesterov momentum of outer steps; what is said of `outer_lr` holds for it."""
-        return float(self._settings[1])
+        return self._settings["outer_momentum"]
 
     @outer_momentum.setter
     def outer_momentum(self, value: float) -> None:
-        self._set(1, value)
+        self._settings.set("outer_momentum", value)
 
     @property
     def weight(self) -> Weight | None:
@@ -402,19 +394,19 @@ class Trainer(ABC):
         if self._weight is None:
             raise RuntimeError("the members exchange no weights; pass weight= when making all of them")
         if not callable(value):
-            _checked("weight", value)
+            checked("weight", value)
         self._weight = value
 
     def __enter__(self) -> Self:
         if self._inside:
             raise RuntimeError(f"this {type(self).__name__} is already in use")
         self._require_same_model()
-        before = self._settings.clone()
+        before = self._settings.as_dict()
         if self._loaded is None and self.outer_step == 0:  # the model may have been loaded since this was made
             for outer in self._outers:
                 outer.read_model()
         try:
-            self._closes = self._membership.enter(self._settings[SETTINGS.index("peers")], self._begin)
+            self._closes = self._membership.enter(self._settings.tensor[NAMES.index("peers")], self._begin)
             self._deal_data()  # as the members do after the meeting that has let this peer in
             self._tell_if_overridden()
             self._from_host()
@@ -422,9 +414,8 @@ class Trainer(ABC):
         except BaseException:
             self.communicator.close()  # it may be a member already, for whom the others would wait
             raise
-        for name, own, theirs in zip(SETTINGS, before.tolist(), self._settings.tolist(), strict=True):
-            if own != theirs and self._functions.get(SETTINGS.index(name)) is None:
-                _log.warning("%s is %g, as in the run that this peer has joined, not %g", name, theirs, own)
+        for name, theirs in self._settings.changes(before):
+            _log.warning("%s is %g, as in the run that this peer has joined, not %g", name, theirs, before[name])
         self._inside = True
         self._warn_of_batch_norm()
         self._begin_round()
@@ -480,17 +471,6 @@ class Trainer(ABC):
             _log.warning(text, loaded, self.outer_step)
             _checkpoint.load_residuals(self._averagers, None)
 
-    def _set(self, place: int, value: float) -> None:
-        """Sets outer_lr or outer_momentum. RuntimeError: an outer optimizer or a function of the outer step has it."""
-        name = SETTINGS[place]
-        if self._has_outer_optimizer:
-            raise RuntimeError(
-                f"{name} cannot be set with an outer_optimizer; change that optimizer on all members after the same outer step"
-            )
-        if self._functions[place] is not None:
-            raise RuntimeError(f"{name} is a function of the outer step, and cannot be set")
-        self._settings[place] = _checked(name, value)
-
     def _require_same_model(self) -> None:
         """ValueError: a parameter that is trained now was not when this was made, or the other way round, or was replaced."""
         now = {name: one for name, one in named_parameters(self.model) if one.requires_grad}
@@ -521,8 +501,8 @@ class Trainer(ABC):
 
     def _begin_round(self) -> None:
         """Counts inner steps, and the time for them, from here on, with the settings of the run."""
-        self._every = max(1, int(self._settings[2]))
-        self._seconds = float(self._settings[3]) or None
+        self._every = max(1, int(self._settings["sync_every"]))
+        self._seconds = self._settings["sync_seconds"] or None
         self._inner_steps = 0
         self._unmet: Made | None = None  # an outer step whose meeting is to come
         self._began = time.monotonic()
@@ -540,14 +520,14 @@ class Trainer(ABC):
         """
         self._outers = [outer for _, outer, _ in parts]
         self._averagers = [averager for _, _, averager in parts]
-        given: dict[str, Any] = {SETTINGS[place]: "a function" for place, one in self._functions.items() if one is not None}
+        given = self._settings.terms()
         given |= {"class": type(self).__name__, "weights": "equal" if self._weight is None else "given", "shards": self._shards}
         given |= {f"{key} of compression": one for key, one in vars(self.compression).items()} | dict(terms or {})
         outers = {prefix: outer for prefix, outer, _ in parts}
         self._same = terms_of(self.model, self.inner_optimizer, outers, self.state, given)
         self._shared_settings = dict(settings or {})
         own = [
-            TensorInfo.from_torch(self._settings, SETTINGS_ENTRY),
+            TensorInfo.from_torch(self._settings.tensor, ENTRY),
             TensorInfo.from_torch(self._outer_step, "outer step"),
         ]
         shared = dict(self._shared_settings)
@@ -576,7 +556,7 @@ class Trainer(ABC):
 
     def _terms(self) -> Terms:
         """What members need alike; where a run begins also the settings in which a joiner's own give way, but for `peers`."""
-        settings = dict(zip(SETTINGS[:-1], self._settings.tolist(), strict=False))
+        settings: dict[str, Any] = {name: one for name, one in self._settings.as_dict().items() if name != "peers"}
         settings |= {name: one.tolist() for name, one in self._shared_settings.items()}
         return joined([self._same, Terms({}, settings), terms_of_values(self.state.objects)])
 
@@ -629,28 +609,7 @@ class Trainer(ABC):
     def _own_weight(self) -> float | None:
         if self._weight is None:
             return None
-        return _checked("weight", self._weight() if callable(self._weight) else self._weight)
-
-
-def require_whole(name: str, value: object) -> None:
-    """TypeError: an argument of a class is no whole number."""
-    if not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-
-
-def _checked(name: str, given: float) -> float:
-    """`given`, in whatever form numbers have. ValueError: fp32 does not hold it, or it is less than 0."""
-    try:
-        value = math.nan if isinstance(given, str) else float(given)
-    except (TypeError, ValueError, OverflowError):
-        value = math.nan
-    if not 0 <= value <= torch.finfo(torch.float32).max:
-        raise ValueError(f"{name} must be a non-negative number, not {given!r}")
-    return value
-
-
-def _value_of(name: str, given: Setting, outer_step: int) -> float:
-    return _checked(name, given(outer_step) if callable(given) else given)
+        return checked("weight", self._weight() if callable(self._weight) else self._weight)
 
 
 def _storage(parameter: Tensor) -> int:

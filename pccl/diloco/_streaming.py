@@ -15,9 +15,10 @@ from pccl._core.results import Contributors
 from pccl._exports import publish
 from pccl._peer.communicator import Communicator
 from pccl.diloco._average import Average, Averaged, Averager, exchange
-from pccl.diloco._base import SYNC_EVERY, Arguments, Made, Round, Trainer, require_whole
+from pccl.diloco._base import SYNC_EVERY, Arguments, Made, Round, Trainer
 from pccl.diloco._fragments import Fragments, fragments_of, layers_of
 from pccl.diloco._outer import Outer
+from pccl.diloco._settings import require_whole
 
 FRAGMENTS, OVERLAP = 4, 5
 """Unless they are given, or the model has fewer layers, or a round has no more steps."""
