@@ -17,16 +17,14 @@ struct pccl_ext_relay {
 pcclResult_t pccl_ext_relay_new(const ccoip_socket_address_t *address, const char *keys, uint32_t links,
                                 uint16_t *port_out, struct pccl_ext_relay **out) {
     struct wire_address at;
-    struct relay_server_options options = {.links = links};
+    struct relay_server_options options = {.links = links, .listens = &at, .port = port_out};
     RETURN_IF_FAILED(api_take_address(address, "address", &at));
     RETURN_IF_FAILED(api_load_keys(keys == NULL ? "" : keys, TRANSPORT_OBSERVER, &options.keys));
     struct pccl_ext_relay *relay = calloc(1, sizeof *relay);
-    if (relay != NULL) relay->server = relay_server_new(&options);
     if (relay != NULL) relay->forks = descriptor_forks();
+    int error = relay == NULL ? -ENOMEM : relay_server_new(&options, &relay->server);
     keys_release(options.keys);
-    int error = relay == NULL || relay->server == NULL ? -ENOMEM : relay_server_listen(relay->server, &at, port_out);
     if (error != 0) {
-        if (relay != NULL) relay_server_free(relay->server);
         free(relay);
         if (error == -EADDRNOTAVAIL)
             return detail_fail(pcclInvalidUsage,

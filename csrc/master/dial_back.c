@@ -29,10 +29,10 @@ struct dial_back {
 };
 
 static bool is_tested(const struct master *master, const struct conn *conn, const struct wire_hello *hello) {
-    bool translated =
-        hello->reach.count == 0 && hello->local.family != 0 && !socket_address_same_host(&hello->local, &conn->source);
+    bool translated = hello->reach.count == 0 && hello->local.family != 0 &&
+                      !socket_address_same_host(&hello->local, &conn->at.source);
     return hello->version == WIRE_VERSION && !hello->reach.closed && !translated &&
-           !socket_address_is_loopback(&conn->source) && master->conn_count[CONN_HELD] < DIAL_BACKS;
+           !socket_address_is_loopback(&conn->at.source) && master->endpoint.counts[CONN_HELD] < DIAL_BACKS;
 }
 
 // Whoever reaches this master from another host may not have it look at what is at this host alone, or at its link
@@ -48,12 +48,13 @@ static void dial(struct master *master, struct conn *held, const struct wire_add
     if (is_private(address)) return;
     struct transport *stream;
     int error = transport_dial(master->plain, address, &stream);
-    struct conn *conn = error != 0 ? NULL : master_conn_open(master, stream, CONN_DIALS, MASTER_DIAL_BACK_MS);
+    struct endpoint_conn *conn =
+        error != 0 ? NULL : endpoint_add(&master->endpoint, stream, CONN_DIALS, EPOLLOUT, INT64_MAX);
     if (conn == NULL) {
         held->back->error = error != 0 ? error : held->back->error;
         return;
     }
-    conn->held = held;
+    ((struct conn *)(void *)conn)->held = held;
     held->back->open++;
 }
 
@@ -81,7 +82,7 @@ bool dial_back_begin(struct master *master, struct conn *conn, const struct wire
     if (!is_tested(master, conn, hello) || (conn->back = calloc(1, sizeof *conn->back)) == NULL) return false;
     struct wire_reach reach = hello->reach;
     if (reach.count == 0) {
-        reach.addresses[reach.count++] = conn->source;
+        reach.addresses[reach.count++] = conn->at.source;
         reach.addresses[0].port = hello->port;
     }
     conn->back->hello = *hello;
@@ -97,7 +98,7 @@ bool dial_back_begin(struct master *master, struct conn *conn, const struct wire
 
 struct conn *dial_back_step(struct master *master, struct conn *conn) {
     struct conn *held = conn->held;
-    int error = transport_step(conn->stream);
+    int error = transport_step(conn->at.stream);
     if (error == -EAGAIN) return NULL;
     master_conn_close(master, conn);
     held->back->open--;

@@ -11,15 +11,7 @@
 #include "net/rendezvous.h"
 #include "net/tls.h"
 
-enum { ACCEPT_PAUSE_MS = 500 }; // when descriptors or memory are short
-
 // ---- life ----
-
-static void make_listeners(struct master *master) {
-    for (uint32_t i = 0; i < MASTER_LISTENERS; i++)
-        master->listeners[i] =
-            transport_listener_closed(master->transport, master->poller, MASTER_TOKEN_LISTENER + i, ACCEPT_PAUSE_MS);
-}
 
 static void free_parts(struct master *master) {
     for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) core_free(master->runs[i].core);
@@ -40,14 +32,13 @@ static struct master *make(const struct master_options *options) {
     for (uint32_t i = 0; i < options->master_count; i++)
         if (i != options->self) master->others[master->other_count++] = options->masters[i];
     master->idle_limit_ms = options->idle_limit_ms;
-    master->poller = -1;
+    master->endpoint.poller = -1;
     master->transport = tls_context_new(options->transport);
     master->plain = transport_context_new(&(struct transport_options){.insecure = true});
     master->ends_ns = INT64_MAX;
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
     master->strangers_log = (struct log_limit){.lines = 20, .seconds = 10};
     master->shortage_log = (struct log_limit){.lines = 1, .seconds = 10};
-    master->conn_count[CONN_UNUSED] = ACTIONS_MAX_CONNS;
     master->wake = wake_open();
     pthread_mutex_init(&master->lock, NULL);
     if (master->transport != NULL && master->plain != NULL && master->wake >= 0 && platform_cond_init(&master->changed))
@@ -57,20 +48,25 @@ static struct master *make(const struct master_options *options) {
 }
 
 static int open_all(struct master *master, const struct master_options *options) {
-    master->poller = descriptor_epoll();
-    make_listeners(master);
-    if (master->poller < 0) return master->poller;
-    int error = transport_listener_open_all(master->listeners, master->addresses, master->address_count);
+    master->endpoint = (struct endpoint){.type = &master_conns,
+                                         .user = master,
+                                         .context = master->transport,
+                                         .poller = descriptor_epoll(),
+                                         .first_data = MASTER_TOKENS,
+                                         .places_most = ACTIONS_MAX_CONNS,
+                                         .strangers_most = MASTER_MAX_ANONYMOUS};
+    if (master->endpoint.poller < 0) return master->endpoint.poller;
+    int error = endpoint_listen_all(&master->endpoint, master->addresses, master->address_count, 0);
     if (error != 0) return error;
     for (uint32_t i = 0; i < master->address_count; i++) { // without them, it tells this host counts only
         int fd = rendezvous_listen_master(&master->addresses[i]);
-        if (transport_listener_open(&master->listeners[MASTER_LOCAL + i], fd) == -EADDRINUSE)
+        if (endpoint_listen(&master->endpoint, fd) == -EADDRINUSE)
             LOG(LOG_WARN,
                 "another process holds the local socket of port %u: without keys `pccl top` shows counts only",
                 master->addresses[i].port);
     }
     struct epoll_event woken = {.events = EPOLLIN, .data.u64 = MASTER_TOKEN_WAKE};
-    if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
+    if (epoll_ctl(master->endpoint.poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
     master->now_ns = platform_now_ns();
     master->heartbeat_limit_ms = options->heartbeat_limit_ms;
     master->deadlock_s = options->deadlock_s;

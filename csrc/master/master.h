@@ -22,6 +22,7 @@ enum {
     MASTER_HELLO_LIMIT_MS = 5000, // for the hello
     MASTER_DIAL_BACK_MS = 2000,   // for a newcomer to answer a dial: a lost packet is sent again after a second
     MASTER_CLOSE_LIMIT_MS = 1000, // for the last words to a peer that is refused or expelled
+    MASTER_PAUSE_MS = 500,        // in which nobody is accepted where descriptors or memory are short
     MASTER_YOUNG_MS = 100,        // newcomers wait so long for members of a run that another master has left
     MASTER_LOOK_MS = 1000,        // between two looks for a run that another one has taken up, while some wait here
     MASTER_MAX_UNSENT = 4 << 20,  // bytes; a peer that reads more slowly than this is lost

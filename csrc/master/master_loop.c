@@ -8,7 +8,6 @@
 #include "base/descriptor.h"
 #include "master/master_private.h"
 #include "net/socket.h"
-#include "net/strangers.h"
 
 enum {
     FAREWELL_CHUNKS = 64, // read from a peer at the end, at most
@@ -21,15 +20,10 @@ _Static_assert(CORE_MAX_KNOWN + MASTER_MAX_ANONYMOUS < ACTIONS_MAX_CONNS, "a pla
 
 // ---- connections ----
 
-static bool has_limit(const struct conn *conn) {
-    enum conn_state state = conn->state;
-    return state == CONN_ANONYMOUS || state == CONN_HELD || state == CONN_CLOSING || state == CONN_ASKED;
-}
-
 // Reads at most one frame of a stranger, and holds only the memory that the frame takes. What is not heard is dropped.
 static ptrdiff_t conn_receive(struct conn *conn, uint8_t *chunk, size_t bytes) {
-    if (!master_conn_hears(conn)) return transport_receive(conn->stream, chunk, bytes);
-    return conn_in_receive(&conn->in, conn->stream, conn->state == CONN_KNOWN ? bytes : 0);
+    if (!master_conn_hears(conn)) return transport_receive(conn->at.stream, chunk, bytes);
+    return conn_in_receive(&conn->at.in, conn->at.stream, conn->at.state == CONN_KNOWN ? bytes : 0);
 }
 
 // Judges the first frame of a connection, and decodes a HELLO. With keys, the peer has to have proved the id
@@ -41,12 +35,12 @@ static int conn_judge(const struct conn *conn, const struct wire_header *header,
                                               : wire_decode_identity(body, header->length, hello);
     if (!decoded) return header->type == WIRE_HELLO ? -EPROTO : 0; // a malformed RESUME gets an answer
     const struct wire_id *claimed = hello->version == WIRE_VERSION ? &hello->id : NULL;
-    return transport_may_be(conn->stream, TRANSPORT_PEER, claimed) ? 0 : -EBADE;
+    return transport_is_peer(conn->at.stream, claimed) ? 0 : -EBADE;
 }
 
 // Whether the connection may read everything about the run: its process is of our user, or has keys.
 static bool conn_is_trusted(const struct conn *conn) {
-    return conn->source.family == 0 || conn->stream->peer.party != TRANSPORT_STRANGER;
+    return conn->at.source.family == 0 || conn->at.stream->peer.party != TRANSPORT_STRANGER;
 }
 
 // ---- what the state machine says ----
@@ -59,28 +53,27 @@ static void carry_out(struct master *master, struct master_run *run, const struc
     if (actions->event_count > 0) master_record(master, run, actions);
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct actions_send *send = &actions->sends[i];
-        master_conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
+        master_conn_send(master, master_conn(master, send->conn), actions->bytes.bytes + send->offset, send->length);
     }
     for (size_t i = 0; i < actions->close_count; i++)
-        master_conn_start_closing(master, &master->conns[actions->closes[i]]);
+        master_conn_start_closing(master, master_conn(master, actions->closes[i]));
     uint8_t random[CORE_RANDOM_BYTES];
     if (core_wants_random(run->core) && platform_random(random, sizeof random)) core_set_random(run->core, random);
 }
 
 static void conn_lose(struct master *master, struct conn *conn, const char *why) {
-    if (conn->state != CONN_KNOWN) {
+    if (conn->at.state != CONN_KNOWN) {
         master_conn_close(master, conn);
         return;
     }
     conn->broken = true;
-    master_conn_set(master, conn, CONN_LOST);
-    master->lost[master->lost_count++] = (struct core_loss){master_conn_index(master, conn), why};
+    conn->lost = why;
+    master_conn_set(master, conn, CONN_LOST, INT64_MAX);
 }
 
 static void conn_expel(struct master *master, struct conn *conn, const char *why) {
-    bool known = conn->state == CONN_KNOWN;
-    const struct actions *actions =
-        known ? core_expel(conn->run->core, master->now_ns, master_conn_index(master, conn), why) : NULL;
+    bool known = conn->at.state == CONN_KNOWN;
+    const struct actions *actions = known ? core_expel(conn->run->core, master->now_ns, conn->at.place, why) : NULL;
     if (actions != NULL)
         carry_out(master, conn->run, actions);
     else
@@ -89,21 +82,17 @@ static void conn_expel(struct master *master, struct conn *conn, const char *why
 
 // Many of a run that end together, as with a rack, are one epoch and not one each.
 static void tell_lost(struct master *master) {
-    while (master->lost_count > 0) {
+    while (master->endpoint.counts[CONN_LOST] > 0) {
         struct master_run *run = NULL;
-        size_t count = 0, left = 0;
-        for (size_t i = 0; i < master->lost_count; i++) {
-            struct conn *conn = &master->conns[master->lost[i].conn];
-            if (conn->state != CONN_LOST) continue; // the state machine has forgotten it since
-            if (run == NULL) run = conn->run;
-            if (conn->run == run)
-                master->batch[count++] = master->lost[i];
-            else
-                master->lost[left++] = master->lost[i];
+        size_t count = 0;
+        for (uint32_t i = 0; i < master->endpoint.count; i++) {
+            struct conn *conn = master_conn(master, i);
+            if (conn == NULL || conn->at.state != CONN_LOST || (run != NULL && conn->run != run)) continue;
+            run = conn->run;
+            master->lost[count++] = (struct core_loss){i, conn->lost};
+            master_conn_close(master, conn);
         }
-        master->lost_count = left;
-        for (size_t i = 0; i < count; i++) master_conn_close(master, &master->conns[master->batch[i].conn]);
-        if (count > 0) carry_out(master, run, core_peers_lost(run->core, master->now_ns, master->batch, count));
+        carry_out(master, run, core_peers_lost(run->core, master->now_ns, master->lost, count));
     }
 }
 
@@ -119,13 +108,15 @@ static void ask_others(struct master *master, struct question *question, const c
     for (uint32_t i = 0; i < master->other_count; i++) {
         struct transport *stream;
         if (transport_dial(master->transport, &master->others[i], &stream) != 0) continue;
-        struct conn *conn = master_conn_open(master, stream, CONN_ASKED, MASTER_ASK_MS);
-        if (conn == NULL) continue;
-        conn->source = master->others[i];
-        conn->question = question;
+        transport_expect(stream, TRANSPORT_MASTER, NULL);
+        struct endpoint_conn *at =
+            endpoint_add(&master->endpoint, stream, CONN_ASKED, EPOLLOUT, master->now_ns + MASTER_ASK_MS * MS_NS);
+        if (at == NULL) continue;
+        at->source = master->others[i];
+        ((struct conn *)(void *)at)->question = question;
         question->open++;
-        if (name.chars[0] != 0) wire_encode_run(&conn->out.bytes, (struct wire_header){0}, &name);
-        wire_encode_empty(&conn->out.bytes, (struct wire_header){0}, WIRE_STATUS);
+        if (name.chars[0] != 0) wire_encode_run(&at->out.bytes, (struct wire_header){0}, &name);
+        wire_encode_empty(&at->out.bytes, (struct wire_header){0}, WIRE_STATUS);
     }
 }
 
@@ -166,8 +157,8 @@ static enum wire_activity activity_of_all(const struct master *master) {
 
 // Ends when its limit has passed without a peer, unless another master of the list has a run.
 static void end_if_idle(struct master *master) {
-    bool idle =
-        master->conn_count[CONN_KNOWN] + master->conn_count[CONN_HELD] == 0 && activity_of_all(master) == WIRE_IDLE;
+    bool idle = master->endpoint.counts[CONN_KNOWN] + master->endpoint.counts[CONN_HELD] == 0 &&
+                activity_of_all(master) == WIRE_IDLE;
     if (!idle || master->idle_limit_ms == 0)
         master->ends_ns = INT64_MAX;
     else if (master->ends_ns == INT64_MAX)
@@ -185,11 +176,11 @@ static void end_if_idle(struct master *master) {
 
 static void conn_refuse(struct master *master, struct conn *conn, int error) {
     char address[64];
-    socket_address_format(address, sizeof address, &conn->source);
+    socket_address_format(address, sizeof address, &conn->at.source);
     if (transport_refused(error))
         LOG_LIMITED(&master->strangers_log, LOG_WARN, "%s %s: %s",
-                    conn->state == CONN_ASKED ? "cannot ask the other master of the list at" : "refused", address,
-                    transport_why(conn->stream, error));
+                    conn->at.state == CONN_ASKED ? "cannot ask the other master of the list at" : "refused", address,
+                    transport_why(conn->at.stream, error));
     master_conn_close(master, conn);
 }
 
@@ -205,27 +196,27 @@ static void answer(struct master *master, struct conn *conn, const struct wire_h
         const char *why = master_take_request(master, conn, header, body, &actions);
         if (actions != NULL) carry_out(master, run, actions);
         if (why == NULL && header->type == WIRE_STACKS) return; // it waits for the peer's answer
-        wire_encode_text(&conn->out.bytes, (struct wire_header){0}, WIRE_REMOVED, why != NULL ? why : "");
+        wire_encode_text(&conn->at.out.bytes, (struct wire_header){0}, WIRE_REMOVED, why != NULL ? why : "");
     } else if (header->type == WIRE_RUNS && conn_is_trusted(conn))
-        master_tell_runs(master, &transport_peer(conn->stream)->run, &conn->out.bytes);
+        master_tell_runs(master, &transport_peer(conn->at.stream)->run, &conn->at.out.bytes);
     else if (header->type == WIRE_RUNS)
-        wire_encode_runs_are(&conn->out.bytes, (struct wire_header){0}, &(struct wire_runs_are){0});
+        wire_encode_runs_are(&conn->at.out.bytes, (struct wire_header){0}, &(struct wire_runs_are){0});
     else if (header->type == WIRE_STATUS)
-        wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
+        wire_encode_status_is(&conn->at.out.bytes, (struct wire_header){0}, &status);
     else if (run != NULL)
-        core_describe(run->core, master->now_ns, header, body, conn_is_trusted(conn), &conn->out.bytes);
+        core_describe(run->core, master->now_ns, header, body, conn_is_trusted(conn), &conn->at.out.bytes);
     else
-        wire_encode_matrix(&conn->out.bytes, (struct wire_header){0}, &nothing);
+        wire_encode_matrix(&conn->at.out.bytes, (struct wire_header){0}, &nothing);
     master_conn_start_closing(master, conn);
 }
 
 // Has the connection enter the run that it wants to be in. NULL: it was refused; who has lost a master seeks on.
 static struct master_run *enter_run(struct master *master, struct conn *conn, bool resumes) {
-    bool full = master->conn_count[CONN_KNOWN] >= CORE_MAX_KNOWN;
+    bool full = master->endpoint.counts[CONN_KNOWN] >= CORE_MAX_KNOWN;
     bool named = strcmp(conn->named.chars, WIRE_EVERY_RUN) != 0;
     struct master_run *run = full || !named ? NULL : master_open_run(master, &conn->named);
     if (run != NULL) {
-        master_conn_set(master, conn, CONN_KNOWN);
+        master_conn_set(master, conn, CONN_KNOWN, INT64_MAX);
         return conn->run = run;
     }
     LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused a peer of run %s: %s", conn->named.chars,
@@ -237,7 +228,7 @@ static struct master_run *enter_run(struct master *master, struct conn *conn, bo
     char text[WIRE_MAX_TEXT];
     snprintf(text, sizeof text, "the master serves %d runs with names, its maximum; use another master",
              WIRE_MAX_RUNS - 1);
-    wire_encode_text(&conn->out.bytes, (struct wire_header){0}, WIRE_REFUSED,
+    wire_encode_text(&conn->at.out.bytes, (struct wire_header){0}, WIRE_REFUSED,
                      full ? "the master has its maximum number of connections; use another master" : text);
     master_conn_start_closing(master, conn);
     return NULL;
@@ -251,17 +242,16 @@ static void begin_run(struct master *master, struct conn *conn, const struct wir
         ask_others(master, &run->question, run->name.chars);
         core_await_others(run->core);
     }
-    carry_out(master, run,
-              core_peer_connected(run->core, master->now_ns, master_conn_index(master, conn), &conn->source, hello));
+    carry_out(master, run, core_peer_connected(run->core, master->now_ns, conn->at.place, &conn->at.source, hello));
 }
 
 static void on_frame(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
-    uint32_t index = master_conn_index(master, conn);
-    if (conn->state == CONN_KNOWN && header->type == WIRE_STACKS_ARE) {
+    uint32_t index = conn->at.place;
+    if (conn->at.state == CONN_KNOWN && header->type == WIRE_STACKS_ARE) {
         master_tell_stacks(master, conn, body, header->length);
         return;
     }
-    if (conn->state == CONN_KNOWN) {
+    if (conn->at.state == CONN_KNOWN) {
         carry_out(master, conn->run, core_message(conn->run->core, master->now_ns, index, header, body));
         return;
     }
@@ -282,11 +272,10 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
     if (header->type == WIRE_RESUME) {
         struct master_run *run = enter_run(master, conn, true);
         if (run != NULL)
-            carry_out(master, run, core_peer_resumed(run->core, master->now_ns, index, &conn->source, header, body));
+            carry_out(master, run, core_peer_resumed(run->core, master->now_ns, index, &conn->at.source, header, body));
     } else if (dial_back_begin(master, conn, &hello)) {
-        master_conn_set(master, conn, CONN_HELD);
-        conn->deadline_ns = master->now_ns + MASTER_DIAL_BACK_MS * MS_NS;
-        if (!master_conn_watch(master, conn, 0)) master_conn_close(master, conn); // its end only
+        master_conn_set(master, conn, CONN_HELD, master->now_ns + MASTER_DIAL_BACK_MS * MS_NS);
+        if (!endpoint_watch(&master->endpoint, &conn->at, 0)) master_conn_close(master, conn); // its end only
     } else {
         begin_run(master, conn, &hello);
     }
@@ -305,20 +294,20 @@ static bool take_frames(struct master *master, struct conn *conn) {
     while (master_conn_hears(conn)) {
         struct wire_header header;
         const uint8_t *body;
-        enum conn_next next = conn_in_next(&conn->in, master_conn_carries(conn), &header, &body);
+        enum conn_next next = conn_in_next(&conn->at.in, master_conn_carries(conn), &header, &body);
         if (next == CONN_MORE) return true;
-        if (next == CONN_FRAME && conn->state == CONN_ASKED)
+        if (next == CONN_FRAME && conn->at.state == CONN_ASKED)
             on_answer(master, conn, &header, body);
         else if (next == CONN_FRAME)
             on_frame(master, conn, &header, body);
         else
             conn_expel(master, conn, "it sent an invalid message");
-        bool left = master_conn_hears(conn) && conn->in.taken < conn->in.bytes.length;
+        bool left = master_conn_hears(conn) && conn->at.in.taken < conn->at.in.bytes.length;
         if (!left || !share_is_over(master->share)) continue;
         master_conn_put_off(master, conn, true);
         return false;
     }
-    return conn->state != CONN_UNUSED && conn->state != CONN_LOST && conn->state != CONN_HELD;
+    return conn->at.state != ENDPOINT_CLOSED && conn->at.state != CONN_LOST && conn->at.state != CONN_HELD;
 }
 
 // Reads one chunk, so that the other connections have their turn. The poller does not tell of bytes that an encrypted
@@ -327,7 +316,7 @@ static void conn_read(struct master *master, struct conn *conn) {
     bool more;
     if (master_conn_hears(conn) && !take_frames(master, conn)) return; // those that the turn before has left
     do {
-        enum conn_state before = conn->state;
+        uint8_t before = conn->at.state;
         ptrdiff_t got = conn_receive(conn, master->chunk, sizeof master->chunk);
         master->now_ns = platform_now_ns(); // this process may have been stopped since it looked last
         if (got == -EAGAIN) break;
@@ -343,25 +332,25 @@ static void conn_read(struct master *master, struct conn *conn) {
         }
         // A broken connection must end soon, whatever it has sent. TELEMETRY and NUMBERS come from other threads and go
         // on even if the peer's control thread hangs; a part of a header (0) may be of one of them.
-        uint16_t type = conn_in_type(&conn->in);
+        uint16_t type = conn_in_type(&conn->at.in);
         bool by_control = type != 0 && type != WIRE_TELEMETRY && type != WIRE_NUMBERS;
-        if (conn->state == CONN_KNOWN && !conn->broken && by_control)
-            core_heard(conn->run->core, master->now_ns, master_conn_index(master, conn));
+        if (conn->at.state == CONN_KNOWN && !conn->broken && by_control)
+            core_heard(conn->run->core, master->now_ns, conn->at.place);
         if (!take_frames(master, conn)) return;
-        more = conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED);
+        more = conn->at.state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED);
     } while (more && !share_is_over(master->share));
-    if (conn->stream->buffered) master_conn_put_off(master, conn, true);
-    if (master_conn_hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
+    if (conn->at.stream->buffered) master_conn_put_off(master, conn, true);
+    if (master_conn_hears(conn) && conn->at.in.taken == conn->at.in.bytes.length) conn_in_clear(&conn->at.in);
 }
 
 // The test of a newcomer's address has ended.
 static void admit_held(struct master *master, struct conn *conn) {
     struct wire_hello hello;
     dial_back_end(master, conn, &hello);
-    master_conn_set(master, conn, CONN_ANONYMOUS);
+    master_conn_set(master, conn, CONN_ANONYMOUS, INT64_MAX);
     begin_run(master, conn, &hello);
-    if (conn->state != CONN_KNOWN) return;
-    if (master_conn_watch(master, conn, conn->wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN))
+    if (conn->at.state != CONN_KNOWN) return;
+    if (endpoint_await(&master->endpoint, &conn->at))
         conn_read(master, conn);
     else
         conn_lose(master, conn, "the master is out of memory");
@@ -371,65 +360,57 @@ static void admit_held(struct master *master, struct conn *conn) {
 
 // Carries the handshake on. Then a dialled connection can be written, and an accepted one read.
 static void conn_handshake(struct master *master, struct conn *conn) {
-    int error = transport_step(conn->stream);
+    int error = endpoint_step(&master->endpoint, &conn->at);
     if (error == -EAGAIN) return;
-    conn->opens = false;
-    if (error == 0 && conn->state == CONN_ASKED && !transport_may_be(conn->stream, TRANSPORT_MASTER, NULL))
-        error = -EBADE;
-    if (error != 0 || !master_conn_watch(master, conn, conn->wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN))
+    if (error != 0)
         conn_refuse(master, conn, error);
-    else if (conn->stream->buffered)
+    else if (conn->at.stream->buffered)
         conn_read(master, conn);
 }
 
-static void accept_some(struct master *master, struct transport_listener *listener) {
-    master->share = &master->strangers;
-    for (uint32_t i = 0; i < TRANSPORT_LISTENER_TURN && share_enter(&master->strangers); i++) {
-        struct transport *stream;
-        struct wire_address source;
-        int error = transport_listener_accept(listener, &stream, &source, master->now_ns);
-        if (transport_listener_pauses(listener)) {
-            LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections now: %s", strerror(-error));
-            master_conn_drop_stranger(master);
-            return;
-        }
-        if (error == -EAGAIN) return;
-        if (error != 0) continue; // that connection was gone before it was accepted
-        if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS) master_conn_drop_stranger(master);
-        struct conn *conn = master_conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
-        if (conn != NULL) conn->source = source;
-        if (conn != NULL) conn_handshake(master, conn);
-        share_leave(&master->strangers);
-    }
+// ---- the endpoint ----
+
+static void master_conn_hear(void *context, struct endpoint_conn *conn) {
+    struct master *master = context;
+    master->share = &master->endpoint.strangers;
+    (conn->opens ? conn_handshake : conn_read)(master, (struct conn *)(void *)conn);
 }
+
+static void master_conn_time_out(void *context, struct endpoint_conn *conn) {
+    (conn->state == CONN_HELD ? admit_held : master_conn_close)(context, (struct conn *)(void *)conn);
+}
+
+static void master_conn_shortage(void *context, int error) {
+    struct master *master = context;
+    LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections now: %s", strerror(-error));
+}
+
+const struct endpoint_type master_conns = {
+    .bytes = sizeof(struct conn),
+    .hello_ms = MASTER_HELLO_LIMIT_MS,
+    .pause_ms = MASTER_PAUSE_MS,
+    .spare_state = CONN_CLOSING,
+    .hear = master_conn_hear,
+    .time_out = master_conn_time_out,
+    .shortage = master_conn_shortage,
+    .fini = master_conn_fini,
+};
 
 // ---- the loop ----
 
-static bool some_have_limits(const struct master *m) {
-    return m->conn_count[CONN_ANONYMOUS] + m->conn_count[CONN_HELD] + m->conn_count[CONN_CLOSING] +
-               m->conn_count[CONN_ASKED] >
-           0;
-}
-
 static int64_t next_deadline(struct master *master) {
-    int64_t next = INT64_MAX;
+    int64_t next = endpoint_deadline(&master->endpoint);
     for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
         const struct master_run *run = &master->runs[i];
         if (run->core == NULL) continue;
         next = platform_earlier(next, platform_earlier(core_next_deadline(run->core), run->looks_ns));
     }
-    for (uint32_t i = 0; i < MASTER_LISTENERS; i++) next = platform_earlier(next, master->listeners[i].resumes_ns);
     if (!master->every_run.asked) next = platform_earlier(next, master->ends_ns);
-    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
-        if (has_limit(&master->conns[i])) next = platform_earlier(next, master->conns[i].deadline_ns);
     return next;
 }
 
 static void act_on_time(struct master *master) {
-    for (uint32_t i = 0; i < MASTER_LISTENERS; i++) transport_listener_tick(&master->listeners[i], master->now_ns);
-    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
-        if (has_limit(&master->conns[i]) && master->conns[i].deadline_ns <= master->now_ns)
-            (master->conns[i].state == CONN_HELD ? admit_held : master_conn_close)(master, &master->conns[i]);
+    endpoint_tick(&master->endpoint, master->now_ns);
     tell_lost(master);
     for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
         struct master_run *run = &master->runs[i];
@@ -443,10 +424,9 @@ static void act_on_time(struct master *master) {
 }
 
 static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
-    if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return; // closed by an event before this one
-    if (conn->opens) {
+    if (conn->at.opens) {
         struct conn *held = NULL;
-        if (conn->state == CONN_DIALS)
+        if (conn->at.state == CONN_DIALS)
             held = dial_back_step(master, conn);
         else
             conn_handshake(master, conn);
@@ -454,8 +434,8 @@ static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
         return;
     }
     if (events & EPOLLOUT) master_conn_flush(master, conn);
-    if (conn->state == CONN_CLOSING) master_conn_end(master, conn);
-    if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
+    if (conn->at.state == CONN_CLOSING) master_conn_end(master, conn);
+    if (conn->at.state != ENDPOINT_CLOSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
 }
 
 static void begin_turn(struct master *master) {
@@ -468,16 +448,16 @@ static void begin_turn(struct master *master) {
     }
     for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++)
         share_renew(&master->runs[i].share, RUNS_TURN_US * US_NS / (runs > 0 ? runs : 1));
-    share_renew(&master->strangers, STRANGERS_TURN_US * US_NS);
+    endpoint_begin_turn(&master->endpoint);
 }
 
 // Serves a connection while its run, or all strangers, have time in this turn. False: they have none; it is put off.
 static bool serve_conn(struct master *master, struct conn *conn, uint32_t events) {
-    struct share *share = conn->run != NULL ? &conn->run->share : &master->strangers;
-    if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return true;
+    struct share *share = conn->run != NULL ? &conn->run->share : &master->endpoint.strangers;
+    if (conn->at.state == CONN_LOST) return true;
     if (!share_enter(share)) {
         // The end of a held connection, of which the poller tells alone, is told again.
-        if (conn->state != CONN_HELD) master_conn_put_off(master, conn, true);
+        if (conn->at.state != CONN_HELD) master_conn_put_off(master, conn, true);
         if (conn->run != NULL) conn->run->late = true;
         return false;
     }
@@ -489,16 +469,17 @@ static bool serve_conn(struct master *master, struct conn *conn, uint32_t events
 
 // The first one that is put off again comes first in the next turn.
 static void serve_put_off(struct master *master) {
-    uint32_t begin = master->put_off_first;
+    uint32_t begin = master->put_off_first, count = master->endpoint.count;
     bool all = true;
-    for (uint32_t i = 0, left = master->put_off_count; i < ACTIONS_MAX_CONNS && left > 0; i++) {
-        uint32_t index = (begin + i) % ACTIONS_MAX_CONNS;
-        if (!master->conns[index].put_off) continue;
+    for (uint32_t i = 0, left = master->put_off_count; i < count && left > 0; i++) {
+        uint32_t place = (begin + i) % count;
+        struct conn *conn = master_conn(master, place);
+        if (conn == NULL || !conn->put_off) continue;
         left--;
-        master_conn_put_off(master, &master->conns[index], false);
-        if (serve_conn(master, &master->conns[index], EPOLLIN | EPOLLOUT) || !all) continue;
+        master_conn_put_off(master, conn, false);
+        if (serve_conn(master, conn, EPOLLIN | EPOLLOUT) || !all) continue;
         all = false;
-        master->put_off_first = index;
+        master->put_off_first = place;
     }
 }
 
@@ -509,18 +490,16 @@ static void serve(struct master *master) {
     while (atomic_load(&master->ending) == ENDING_NOT) {
         int64_t began = platform_now_ns();
         int wait_ms = master->put_off_count > 0 ? 0 : platform_wait_ms(began, next_deadline(master));
-        int count = epoll_wait(master->poller, events, MASTER_EVENTS, wait_ms);
+        int count = epoll_wait(master->endpoint.poller, events, MASTER_EVENTS, wait_ms);
         master->now_ns = platform_now_ns();
         begin_turn(master);
         serve_put_off(master);
         for (int i = 0; i < count; i++) {
             uint64_t token = events[i].data.u64;
-            if (token == MASTER_TOKEN_WAKE)
-                wake_clear(master->wake);
-            else if (token >= MASTER_TOKEN_LISTENER)
-                accept_some(master, &master->listeners[token - MASTER_TOKEN_LISTENER]);
-            else
-                serve_conn(master, &master->conns[token], events[i].events);
+            bool woken = token == MASTER_TOKEN_WAKE;
+            if (woken) wake_clear(master->wake);
+            struct endpoint_conn *conn = woken ? NULL : endpoint_handle(&master->endpoint, token, master->now_ns);
+            if (conn != NULL) serve_conn(master, (struct conn *)(void *)conn, events[i].events);
         }
         tell_lost(master);
         overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
@@ -535,21 +514,18 @@ static void say_farewell(struct master *master) {
     for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++)
         if (master->runs[i].core != NULL)
             carry_out(master, &master->runs[i], core_farewell(master->runs[i].core, master->now_ns));
-    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
-        struct conn *conn = &master->conns[i];
-        if (conn->state != CONN_KNOWN) continue;
-        transport_finish(conn->stream);
+    for (uint32_t i = 0; i < master->endpoint.count; i++) {
+        struct conn *conn = master_conn(master, i);
+        if (conn == NULL || conn->at.state != CONN_KNOWN) continue;
+        transport_finish(conn->at.stream);
         for (int chunk = 0; chunk < FAREWELL_CHUNKS; chunk++)
-            if (transport_receive(conn->stream, master->chunk, sizeof master->chunk) <= 0) break;
+            if (transport_receive(conn->at.stream, master->chunk, sizeof master->chunk) <= 0) break;
     }
 }
 
 void master_close_all(struct master *master) {
-    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
-        if (master->conns[i].state != CONN_UNUSED) master_conn_close(master, &master->conns[i]);
-    for (uint32_t i = 0; i < MASTER_LISTENERS; i++) transport_listener_close(&master->listeners[i]);
-    descriptor_close(master->poller);
-    master->poller = -1;
+    endpoint_fini(&master->endpoint);
+    descriptor_close(master->endpoint.poller);
 }
 
 void *master_loop(void *context) {

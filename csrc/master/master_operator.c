@@ -16,12 +16,12 @@ static const char *ask_stacks(struct master *master, struct conn *conn, const st
     uint32_t index;
     if (!core_find_conn(run->core, id, &index)) return "there is no such peer in the run";
     wire_encode_bytes(&frame, (struct wire_header){0}, WIRE_STACKS, id->bytes, sizeof id->bytes);
-    if (!frame.failed) master_conn_send(master, &master->conns[index], frame.bytes, frame.length);
+    if (!frame.failed) master_conn_send(master, master_conn(master, index), frame.bytes, frame.length);
     bool sent = !frame.failed;
     wire_buffer_fini(&frame);
     if (!sent) return "the master is out of memory";
     conn->asks = *id;
-    conn->deadline_ns = master->now_ns + MASTER_STACKS_MS * MS_NS;
+    endpoint_until(&master->endpoint, &conn->at, master->now_ns + MASTER_STACKS_MS * MS_NS);
     return NULL;
 }
 
@@ -31,8 +31,8 @@ const char *master_take_request(struct master *master, struct conn *conn, const 
     struct wire_remove remove;
     struct wire_id id;
     const char *why;
-    if (!conn->stream->type->proves) return "this needs a run with keys, and the keys of its masters";
-    if (conn->stream->peer.party != TRANSPORT_MASTER) return "this needs the keys of the masters (run.master)";
+    if (!conn->at.stream->type->proves) return "this needs a run with keys, and the keys of its masters";
+    if (conn->at.stream->peer.party != TRANSPORT_MASTER) return "this needs the keys of the masters (run.master)";
     if (run == NULL) return "the master does not serve this run";
     if (header->type == WIRE_STACKS) {
         memcpy(id.bytes, body, sizeof id.bytes); // the length was checked with the header
@@ -44,12 +44,12 @@ const char *master_take_request(struct master *master, struct conn *conn, const 
 }
 
 void master_tell_stacks(struct master *master, const struct conn *from, const uint8_t *text, size_t length) {
-    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
-        struct conn *conn = &master->conns[i];
+    for (uint32_t i = 0; i < master->endpoint.count; i++) {
+        struct conn *conn = master_conn(master, i);
         uint32_t index;
-        if (conn->state != CONN_ANONYMOUS || wire_id_equal(&conn->asks, &nobody)) continue;
-        if (!core_find_conn(from->run->core, &conn->asks, &index) || &master->conns[index] != from) continue;
-        wire_encode_bytes(&conn->out.bytes, (struct wire_header){0}, WIRE_STACKS_ARE, text, length);
+        if (conn == NULL || conn->at.state != CONN_ANONYMOUS || wire_id_equal(&conn->asks, &nobody)) continue;
+        if (!core_find_conn(from->run->core, &conn->asks, &index) || master_conn(master, index) != from) continue;
+        wire_encode_bytes(&conn->at.out.bytes, (struct wire_header){0}, WIRE_STACKS_ARE, text, length);
         master_conn_start_closing(master, conn);
     }
 }

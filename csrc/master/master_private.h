@@ -13,18 +13,18 @@
 #include "base/share.h"
 #include "master/core.h"
 #include "master/master.h"
-#include "net/conn.h"
-#include "net/transport.h"
+#include "net/endpoint.h"
 #include "net/wire_control.h"
 
 enum {
-    MASTER_CHUNK_BYTES = 64 * 1024,    // read from one connection before the others have their turn
-    MASTER_LOCAL = MASTER_MAX_LISTENS, // the first listener for this host and user: one for each address, behind it
-    MASTER_LISTENERS = 2 * MASTER_MAX_LISTENS,
-    MASTER_TOKEN_LISTENER = ACTIONS_MAX_CONNS,
-    MASTER_TOKEN_WAKE = MASTER_TOKEN_LISTENER + MASTER_LISTENERS,
-    MASTER_EVENTS, // all at once, so that a tick comes after everything that has arrived
+    MASTER_CHUNK_BYTES = 64 * 1024,            // read from one connection before the others have their turn
+    MASTER_LISTENERS = 2 * MASTER_MAX_LISTENS, // for each address one, and one for this host and user
+    MASTER_TOKEN_WAKE = 0,                     // the endpoint's are behind it
+    MASTER_TOKENS,
+    // all at once, so that a tick comes after everything that has arrived
+    MASTER_EVENTS = ACTIONS_MAX_CONNS + MASTER_LISTENERS + 1,
 };
+_Static_assert((int)MASTER_LISTENERS <= (int)ENDPOINT_LISTENERS, "each address has two");
 
 enum ending {
     ENDING_NOT,
@@ -33,15 +33,13 @@ enum ending {
 };
 
 enum conn_state {
-    CONN_UNUSED,
-    CONN_ANONYMOUS, // no hello yet
-    CONN_HELD,      // has said HELLO, and is dialled before the state machine hears of it
-    CONN_KNOWN,     // the state machine knows it
-    CONN_LOST,      // ended; the state machine is told after all that has arrived with it
-    CONN_CLOSING,   // the state machine has forgotten it; its last words are being written
-    CONN_ASKED,     // another master of the list, which has not yet told what it does
-    CONN_DIALS,     // to the address of one that is held
-    CONN_STATES,
+    CONN_ANONYMOUS = ENDPOINT_STRANGER, // no hello yet
+    CONN_HELD,                          // has said HELLO, and is dialled before the state machine hears of it
+    CONN_KNOWN,                         // the state machine knows it
+    CONN_LOST,                          // ended; the state machine is told after all that has arrived with it
+    CONN_CLOSING,                       // the state machine has forgotten it; its last words are being written
+    CONN_ASKED,                         // another master of the list, which has not yet told what it does
+    CONN_DIALS,                         // to the address of one that is held
 };
 
 // A question to all other masters of the list, at once.
@@ -65,22 +63,16 @@ struct master_run {
 };
 
 struct conn {
-    enum conn_state state;
+    struct endpoint_conn at;
     struct wire_run named;     // ANONYMOUS: the run that it has named
     struct wire_id asks;       // ANONYMOUS: the peer whose stacks it waits for; all 0: none
     struct master_run *run;    // KNOWN, LOST
     struct question *question; // ASKED: what it asks
     struct dial_back *back;    // HELD: owned
     struct conn *held;         // DIALS: for whom
-    struct transport *stream;
-    bool opens;          // its handshake is under way: nothing can be sent or received yet
-    bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
-    int64_t deadline_ns; // ANONYMOUS, HELD, CLOSING, ASKED
-    struct wire_address source; // family 0: over the local socket
-    struct conn_in in;
-    struct conn_out out;
-    bool wants_write;
-    bool put_off; // served in the next turn: its stream holds bytes, frames are left, or its time was over
+    const char *lost;          // LOST: why
+    bool broken, told; // cannot be written to; CLOSING: everything is written and the end of the stream announced
+    bool put_off;      // served in the next turn: its stream holds bytes, frames are left, or its time was over
 };
 
 struct master {
@@ -97,8 +89,7 @@ struct master {
     // The rest is the thread's.
     struct transport_context *transport, *plain; // of all connections; of those that only show whether one can be made
     struct recorder *recorder;                   // of the events of all runs; NULL: none
-    int poller;
-    struct transport_listener listeners[MASTER_LISTENERS];
+    struct endpoint endpoint;                    // of struct conn
     int64_t now_ns;
     uint32_t heartbeat_limit_ms, deadlock_s;
     int64_t survivors_until_ns, new_until_ns; // of each run that is made: see MASTER_YOUNG_MS, and `new` in the options
@@ -110,13 +101,9 @@ struct master {
     uint32_t idle_limit_ms;    // after which it ends; 0: never
     int64_t ends_ns;           // unless somebody comes; INT64_MAX: somebody is here
     struct log_limit run_log, strangers_log, shortage_log;
-    struct conn conns[ACTIONS_MAX_CONNS];
-    uint32_t conn_count[CONN_STATES], put_off_count, put_off_first;
-    struct share strangers;                   // of this turn
+    uint32_t put_off_count, put_off_first;
     struct share *share;                      // of the connection that is served now
-    struct core_loss lost[ACTIONS_MAX_CONNS]; // in this turn
-    size_t lost_count;
-    struct core_loss batch[ACTIONS_MAX_CONNS]; // of these, those of one run
+    struct core_loss lost[ACTIONS_MAX_CONNS]; // of one run
     uint8_t chunk[MASTER_CHUNK_BYTES];
     struct epoll_event events[MASTER_EVENTS];
 };
@@ -138,6 +125,7 @@ void master_record(struct master *master, const struct master_run *run, const st
 
 // ---- master_loop.c ----
 
+extern const struct endpoint_type master_conns;
 // The thread, with the master as context.
 void *master_loop(void *context);
 // Closes all connections and listeners.
@@ -145,19 +133,21 @@ void master_close_all(struct master *master);
 
 // ---- master_conns.c ----
 
-static inline uint32_t master_conn_index(const struct master *master, const struct conn *conn) {
-    return (uint32_t)(conn - master->conns);
+// The connection in a place of the endpoint, by which the state machine names it. NULL: there is none.
+static inline struct conn *master_conn(const struct master *master, uint32_t place) {
+    return (struct conn *)(void *)master->endpoint.places[place];
 }
 static inline bool master_conn_hears(const struct conn *conn) {
-    return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN || conn->state == CONN_ASKED;
+    return conn->at.state == CONN_ANONYMOUS || conn->at.state == CONN_KNOWN || conn->at.state == CONN_ASKED;
 }
 // Whether a frame of this type asks for something, and is answered with the end of the connection.
 bool master_conn_asks(const struct wire_header *header);
 conn_carries_fn *master_conn_carries(const struct conn *conn);
-void master_conn_set(struct master *master, struct conn *conn, enum conn_state state);
+// In this state it ends at the deadline, INT64_MAX: never.
+void master_conn_set(struct master *master, struct conn *conn, enum conn_state state, int64_t deadline_ns);
 void master_conn_put_off(struct master *master, struct conn *conn, bool put_off);
-// Opens a connection in a free place. NULL: there is none, and it is closed.
-struct conn *master_conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms);
+// Releases what the master keeps for it. For the endpoint.
+void master_conn_fini(void *master, struct endpoint_conn *conn);
 void master_conn_close(struct master *master, struct conn *conn);
 // Closes a connection once everything is sent, and its end has been heard.
 void master_conn_start_closing(struct master *master, struct conn *conn);
@@ -165,12 +155,7 @@ void master_conn_start_closing(struct master *master, struct conn *conn);
 void master_conn_end(struct master *master, struct conn *conn);
 // Closes the dials for a newcomer that is held, and ends its test.
 void master_conn_forget_dials(struct master *master, struct conn *held);
-// Closes the ANONYMOUS connection that net/strangers names, if there is one.
-void master_conn_drop_stranger(struct master *master);
-static inline bool master_conn_watch(struct master *master, struct conn *conn, uint32_t events) {
-    return transport_watch(conn->stream, master->poller, events,
-                           (epoll_data_t){.u64 = master_conn_index(master, conn)});
-}
+// Sends what the kernel takes; the rest waits.
 void master_conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length);
 void master_conn_flush(struct master *master, struct conn *conn);
 

@@ -35,8 +35,8 @@ struct master_run *master_find_run(struct master *master, const struct wire_run 
 // Nobody is there, and nobody is expected.
 static bool has_ended(const struct master *master, const struct master_run *run) {
     if (run->question.asked || core_activity(run->core) != WIRE_IDLE) return false;
-    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
-        if (master->conns[i].run == run) return false;
+    for (uint32_t i = 0; i < master->endpoint.count; i++)
+        if (master_conn(master, i) != NULL && master_conn(master, i)->run == run) return false;
     return true;
 }
 
@@ -102,16 +102,16 @@ void master_tell_runs(const struct master *master, const struct wire_run *only, 
 }
 
 bool master_refuse_run(struct master *master, struct conn *conn, const struct wire_header *header) {
-    const char *only = transport_peer(conn->stream)->run.chars, *named = conn->named.chars;
+    const char *only = transport_peer(conn->at.stream)->run.chars, *named = conn->named.chars;
     if (only[0] == 0 || header->type == WIRE_RUNS || strcmp(only, named) == 0) return false;
     char why[WIRE_MAX_TEXT];
     snprintf(why, sizeof why, "its keys are those of run %s, and it asks for %s%s", only,
              named[0] == 0 ? "the run without a name" : "run ", named);
     char address[64];
-    socket_address_format(address, sizeof address, &conn->source);
+    socket_address_format(address, sizeof address, &conn->at.source);
     LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused %s: %s", address, why);
     if (header->type != WIRE_RESUME)
-        wire_encode_text(&conn->out.bytes, (struct wire_header){0},
+        wire_encode_text(&conn->at.out.bytes, (struct wire_header){0},
                          header->type == WIRE_HELLO ? WIRE_REFUSED : WIRE_REMOVED, why);
     master_conn_start_closing(master, conn);
     return true;

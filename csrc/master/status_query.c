@@ -24,20 +24,14 @@ struct status_query {
     bool open;           // the handshake is over
 };
 
-static int carry_handshake_on(struct status_query *query, int64_t deadline_ns) {
-    while (!query->open) {
-        int error = transport_step(query->stream);
-        query->open = error == 0;
-        if (error == 0 && !transport_may_be(query->stream, TRANSPORT_MASTER, NULL)) error = -EBADE;
-        if (error == -EAGAIN) error = await(query->stream, query->stream->awaits, deadline_ns);
-        if (error != 0) return error;
-    }
-    return 0;
-}
-
-// Sends what is left of the question.
+// Carries the handshake on, and sends what is left of the question.
 static int ask(struct status_query *query, int64_t deadline_ns) {
-    int error = carry_handshake_on(query, deadline_ns);
+    int error = 0;
+    while (!query->open && error == 0) {
+        error = transport_step(query->stream);
+        query->open = error == 0;
+        if (error == -EAGAIN) error = await(query->stream, query->stream->awaits, deadline_ns);
+    }
     while (conn_out_waiting(&query->out) > 0 && error == 0) {
         error = await(query->stream, EPOLLOUT, deadline_ns);
         if (error == 0) error = conn_out_flush(&query->out, query->stream);
@@ -60,27 +54,23 @@ static bool take_stacks(const struct wire_header *header, const uint8_t *body, s
 
 // An answer of this type, decoded.
 static int hear(struct status_query *query, enum wire_type answer, int64_t deadline_ns, void *out) {
-    for (;;) {
-        struct wire_header header;
-        const uint8_t *body;
-        enum conn_next next = conn_in_next(&query->in, is_answer, &header, &body);
-        bool refused = answer == WIRE_STACKS_ARE && header.type == WIRE_REMOVED;
-        if (next == CONN_FRAME && (header.type == answer || refused)) {
-            bool good = answer == WIRE_MATRIX       ? wire_decode_matrix(body, header.length, out)
-                        : answer == WIRE_RUNS_ARE   ? wire_decode_runs_are(body, header.length, out)
-                        : answer == WIRE_REMOVED    ? wire_decode_text(body, header.length, out)
-                        : answer == WIRE_STACKS_ARE ? take_stacks(&header, body, out)
-                                                    : wire_decode_status_is(body, header.length, out);
-            return good ? 0 : -EPROTO;
-        }
-        if (next == CONN_FRAME && header.type == WIRE_REMOVED) return -EKEYREJECTED; // the keys are of another run
-        if (next != CONN_MORE) return -EPROTO;
-        ptrdiff_t got = conn_in_receive(&query->in, query->stream, 0);
-        if (got == 0) return conn_in_end(&query->in);
-        if (got < 0 && got != -EAGAIN) return (int)got;
-        int error = got == -EAGAIN ? await(query->stream, EPOLLIN, deadline_ns) : 0;
+    struct wire_header header;
+    const uint8_t *body;
+    int got;
+    while ((got = conn_in_frame(&query->in, query->stream, is_answer, &header, &body)) == -EAGAIN) {
+        int error = await(query->stream, EPOLLIN, deadline_ns);
         if (error != 0) return error;
     }
+    if (got <= 0) return got == 0 ? conn_in_end(&query->in) : got;
+    bool refused = answer == WIRE_STACKS_ARE && header.type == WIRE_REMOVED;
+    if (header.type != answer && !refused) // the keys are of another run
+        return header.type == WIRE_REMOVED ? -EKEYREJECTED : -EPROTO;
+    bool good = answer == WIRE_MATRIX       ? wire_decode_matrix(body, header.length, out)
+                : answer == WIRE_RUNS_ARE   ? wire_decode_runs_are(body, header.length, out)
+                : answer == WIRE_REMOVED    ? wire_decode_text(body, header.length, out)
+                : answer == WIRE_STACKS_ARE ? take_stacks(&header, body, out)
+                                            : wire_decode_status_is(body, header.length, out);
+    return good ? 0 : -EPROTO;
 }
 
 static int dial(struct status_query *query, struct transport_context *context, const struct wire_address *master,
@@ -88,6 +78,7 @@ static int dial(struct status_query *query, struct transport_context *context, c
     *query = (struct status_query){0};
     bool near = local && transport_dial_local(context, master, &query->stream) == 0;
     int error = near ? 0 : transport_dial(context, master, &query->stream);
+    if (error == 0) transport_expect(query->stream, TRANSPORT_MASTER, NULL);
     if (error == 0 && run != NULL && run->chars[0] != 0)
         wire_encode_run(&query->out.bytes, (struct wire_header){0}, run);
     return error;
@@ -104,9 +95,9 @@ static void end(struct status_query *query) {
     transport_free(query->stream);
 }
 
-// Sends the one question of a query, waits for the answer, and ends the query.
-static int finish(struct status_query *query, enum wire_type answer, int64_t deadline_ns, void *out) {
-    int error = carry_on(query, answer, deadline_ns, out);
+// Sends the one question of a query, waits for the answer, and ends the query. `error`: of the dial.
+static int finish(struct status_query *query, int error, enum wire_type answer, int64_t deadline_ns, void *out) {
+    if (error == 0) error = carry_on(query, answer, deadline_ns, out);
     end(query);
     return error;
 }
@@ -115,18 +106,16 @@ int status_query_ask(struct transport_context *context, const struct wire_addres
                      int64_t deadline_ns, struct wire_status_is *out) {
     struct status_query query;
     int error = dial(&query, context, master, run, false);
-    if (error != 0) return error;
     wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_STATUS);
-    return finish(&query, WIRE_STATUS_IS, deadline_ns, out);
+    return finish(&query, error, WIRE_STATUS_IS, deadline_ns, out);
 }
 
 int status_query_runs(struct transport_context *context, const struct wire_address *master, bool local,
                       int64_t deadline_ns, struct wire_runs_are *out) {
     struct status_query query;
     int error = dial(&query, context, master, NULL, local);
-    if (error != 0) return error;
     wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_RUNS);
-    return finish(&query, WIRE_RUNS_ARE, deadline_ns, out);
+    return finish(&query, error, WIRE_RUNS_ARE, deadline_ns, out);
 }
 
 int status_query_remove(struct transport_context *context, const struct wire_address *master,
@@ -134,9 +123,8 @@ int status_query_remove(struct transport_context *context, const struct wire_add
                         struct wire_text *out) {
     struct status_query query;
     int error = dial(&query, context, master, run, false);
-    if (error != 0) return error;
     wire_encode_remove(&query.out.bytes, (struct wire_header){0}, remove);
-    return finish(&query, WIRE_REMOVED, deadline_ns, out);
+    return finish(&query, error, WIRE_REMOVED, deadline_ns, out);
 }
 
 int status_query_stacks(struct transport_context *context, const struct wire_address *master,
@@ -144,11 +132,10 @@ int status_query_stacks(struct transport_context *context, const struct wire_add
                         struct status_stacks *out) {
     struct status_query query;
     int error = dial(&query, context, master, run, false);
-    if (error != 0) return error;
     out->why.length = 0;
     out->length = 0;
     wire_encode_bytes(&query.out.bytes, (struct wire_header){0}, WIRE_STACKS, id->bytes, sizeof id->bytes);
-    return finish(&query, WIRE_STACKS_ARE, deadline_ns, out);
+    return finish(&query, error, WIRE_STACKS_ARE, deadline_ns, out);
 }
 
 int status_query_begin(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,

@@ -53,6 +53,16 @@ ptrdiff_t conn_in_receive(struct conn_in *in, struct transport *from, size_t mos
     return got;
 }
 
+int conn_in_frame(struct conn_in *in, struct transport *from, conn_carries_fn *carries, struct wire_header *header,
+                  const uint8_t **body) {
+    for (;;) {
+        enum conn_next next = conn_in_next(in, carries, header, body);
+        if (next != CONN_MORE) return next == CONN_FRAME ? 1 : -EPROTO;
+        ptrdiff_t got = conn_in_receive(in, from, 0);
+        if (got <= 0) return (int)got;
+    }
+}
+
 int conn_in_end(const struct conn_in *in) {
     size_t length = sizeof CONN_WANTS_KEYS - 1;
     bool alert = in->bytes.length == length && memcmp(in->bytes.bytes, CONN_WANTS_KEYS, length) == 0;

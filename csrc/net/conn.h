@@ -32,6 +32,10 @@ uint16_t conn_in_type(const struct conn_in *in);
 // Receives at most `most` bytes; 0: no further than to the end of the header or the frame at hand. As
 // transport_receive; -ENOMEM too.
 ptrdiff_t conn_in_receive(struct conn_in *in, struct transport *from, size_t most);
+// Receives the next frame and not one byte beyond it. 1: it is there; 0: the stream has ended; -EPROTO: CONN_MALFORMED;
+// else as conn_in_receive.
+int conn_in_frame(struct conn_in *in, struct transport *from, conn_carries_fn *carries, struct wire_header *header,
+                  const uint8_t **body);
 // The alert of TLS with which a side that encrypts answers one that does not.
 #define CONN_WANTS_KEYS "\25\3\3\0\2\2\106"
 // Returns the error of a stream that has ended: -ENOKEY if the other side encrypts, else -ECONNRESET.

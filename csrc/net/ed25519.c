@@ -95,5 +95,8 @@ bool ed25519_verify(const uint8_t public_key[ED25519_KEY], const void *bytes, si
                     const uint8_t signature[ED25519_SIGNATURE]) {
     return (void)public_key, (void)bytes, (void)length, (void)signature, false;
 }
+bool ed25519_hash(const char *purpose, const uint8_t bytes[ED25519_KEY], uint8_t out[SHA256_BYTES]) {
+    return (void)purpose, (void)bytes, (void)out, false;
+}
 
 #endif

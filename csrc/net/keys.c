@@ -33,6 +33,19 @@ bool keys_verify(const struct keys *keys, const void *bytes, size_t length,
 bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_KEY]) {
     return (void)private_key, (void)out, false;
 }
+struct certificates *keys_certificates(const struct keys *keys) { return (void)keys, NULL; }
+size_t keys_secret_count(const struct keys *keys) { return (void)keys, 0; }
+bool keys_secret_of(const struct keys *keys, size_t index, const struct wire_run *run, struct keys_secret *out) {
+    return (void)keys, (void)index, (void)run, (void)out, false;
+}
+size_t certificates_sign(struct certificates *certificates, const uint8_t hash[SHA256_BYTES],
+                         uint8_t out[CERTIFICATES_VOUCHER_BYTES]) {
+    return (void)certificates, (void)hash, (void)out, 0;
+}
+bool certificates_signed(struct certificates *certificates, const uint8_t hash[SHA256_BYTES], const uint8_t *bytes,
+                         size_t length) {
+    return (void)certificates, (void)hash, (void)bytes, (void)length, false;
+}
 
 #else
 

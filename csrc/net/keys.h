@@ -128,7 +128,7 @@ bool keys_verify(const struct keys *keys, const void *bytes, size_t length, cons
 bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_KEY]);
 
 // ---- certificates (X.509) in place of the shared secret ----
-// They exist only with OpenSSL. docs/security.md has the form of the roles.
+// docs/security.md has the form of the roles.
 //
 // A role is a URI among the subject alternative names: RUN/pccl/master or RUN/pccl/peer. RUN names the run. A
 // certificate names one run, and two sides whose certificates name different runs refuse each other. Each side verifies
@@ -138,11 +138,18 @@ bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_
 // keeps statement and chain as a voucher, and shows it to the master that takes its run over. So that master knows by
 // whose keys the epochs of its members may be signed, although the master that signed them is gone.
 
+enum { CERTIFICATES_VOUCHER_BYTES = 12 * 1024 }; // of a statement or voucher, at most
+
+// Signs a hash for a relay, and adds the chain. Returns the length; 0: it is too long, or there is no memory.
+size_t certificates_sign(struct certificates *certificates, const uint8_t hash[SHA256_BYTES],
+                         uint8_t out[CERTIFICATES_VOUCHER_BYTES]);
+// Whether these bytes are such a signature of a process of this run.
+bool certificates_signed(struct certificates *certificates, const uint8_t hash[SHA256_BYTES], const uint8_t *bytes,
+                         size_t length);
+
 #ifdef PCCL_HAVE_TLS
 
 enum certificates_role { CERTIFICATES_MASTER = 1, CERTIFICATES_PEER = 2 }; // bits
-
-enum { CERTIFICATES_VOUCHER_BYTES = 12 * 1024 }; // of a statement or voucher, at most
 
 // Files in PEM: the certificate and those of authorities between it and `ca`; its private key; trusted authorities.
 struct certificates_paths {
@@ -176,12 +183,6 @@ void certificates_trust(struct certificates *certificates, const uint8_t signer[
 // The same for the signer of a voucher, if a master of the run of this side's certificate has made its statement. The
 // dates of the master's certificate do not count: an epoch may be older. False: the voucher is wrong.
 bool certificates_believe(struct certificates *certificates, SSL *ssl, const uint8_t *voucher, size_t length);
-// Signs a hash for a relay, and adds the chain. Returns the length; 0: it is too long, or there is no memory.
-size_t certificates_sign(struct certificates *certificates, const uint8_t hash[SHA256_BYTES],
-                         uint8_t out[CERTIFICATES_VOUCHER_BYTES]);
-// Whether these bytes are such a signature of a process of this run.
-bool certificates_signed(struct certificates *certificates, const uint8_t hash[SHA256_BYTES], const uint8_t *bytes,
-                         size_t length);
 // Whether one of the trusted signers has signed these bytes.
 bool certificates_verify(struct certificates *certificates, const void *bytes, size_t length,
                          const uint8_t signature[ED25519_SIGNATURE]);

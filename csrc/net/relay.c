@@ -6,9 +6,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#ifdef PCCL_HAVE_TLS
-#include <openssl/crypto.h>
-#endif
 
 #include "net/socket.h"
 
@@ -28,8 +25,6 @@ const char *relay_nonce(const char *text) { return text + sizeof greeting - 1; }
 
 // ---- proofs ----
 
-#ifdef PCCL_HAVE_TLS
-
 static bool prove(const char *nonce, const char *words, const uint8_t key[SHA256_BYTES], uint8_t out[SHA256_BYTES]) {
     char text[RELAY_NONCE_DIGITS + RELAY_WORDS_BYTES + 3];
     snprintf(text, sizeof text, "%.*s %.*s ", RELAY_NONCE_DIGITS, nonce, RELAY_WORDS_BYTES, words);
@@ -48,29 +43,10 @@ bool relay_prove_keys(const char *nonce, const char *words, const struct keys *k
     if (keys == NULL || index >= keys_secret_count(keys)) return true;
     bool proved = keys_secret_of(keys, index, run, &secret) && ed25519_hash("pccl relay key", secret.bytes, key) &&
                   prove(nonce, words, key, out);
-    OPENSSL_cleanse(&secret, sizeof secret);
-    OPENSSL_cleanse(key, sizeof key);
+    explicit_bzero(&secret, sizeof secret);
+    explicit_bzero(key, sizeof key);
     return proved;
 }
-
-#else
-
-static bool prove(const char *nonce, const char *words, const uint8_t key[SHA256_BYTES], uint8_t out[SHA256_BYTES]) {
-    return (void)nonce, (void)words, (void)key, (void)out, false;
-}
-
-bool relay_hash(const char *nonce, const char *words, uint8_t out[SHA256_BYTES]) {
-    return (void)nonce, (void)words, (void)out, false;
-}
-
-bool relay_prove_keys(const char *nonce, const char *words, const struct keys *keys, size_t index,
-                      const struct wire_run *run, uint8_t out[SHA256_BYTES]) {
-    (void)nonce, (void)words, (void)keys, (void)index, (void)run;
-    memset(out, 0, SHA256_BYTES);
-    return true;
-}
-
-#endif
 
 bool relay_prove_run(const char *nonce, const char *words, const struct keys *keys,
                      const uint8_t secret[RELAY_SECRET_BYTES], uint8_t out[SHA256_BYTES]) {
@@ -85,7 +61,6 @@ bool relay_prove_run(const char *nonce, const char *words, const struct keys *ke
 
 // Writes what follows the hello. Returns its length.
 static size_t certify(const struct relay_hello *hello, const char *words, uint8_t *out) {
-#ifdef PCCL_HAVE_TLS
     uint8_t hash[SHA256_BYTES];
     if (hello->at_member || hello->keys == NULL) return 0;
     if (keys_certificates(hello->keys) == NULL) {
@@ -95,10 +70,6 @@ static size_t certify(const struct relay_hello *hello, const char *words, uint8_
     }
     if (!relay_hash(relay_nonce(hello->greeting), words, hash)) return 0;
     return certificates_sign(keys_certificates(hello->keys), hash, out);
-#else
-    (void)hello, (void)words, (void)out;
-    return 0;
-#endif
 }
 
 static int answer(const struct relay_hello *hello, int fd) {

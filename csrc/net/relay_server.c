@@ -7,30 +7,24 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/platform.h"
-#include "base/share.h"
-#include "net/socket.h"
-#include "net/strangers.h"
+#include "net/endpoint.h"
 
-enum { EVENTS = 64, TURN_READS = 4, ENDS_LEAST = 16, TURN_MS = 500, ACCEPTS_MOST = 64 };
+enum { WAKE_DATA = 0, EVENTS = 64, TURN_READS = 4, GIVEN_LEAST = 16, TURN_MS = 500 };
 
-enum end_state { END_ASKS, END_GREETED, END_CERTIFIES, END_WAITS, END_JOINED, END_CLOSED };
+enum end_state { END_STRANGER = ENDPOINT_STRANGER, END_WAITS, END_JOINED };
+enum end_step { END_ACCEPTED, END_ASKS, END_GREETED, END_CERTIFIES };
 
 // A connection, with the bytes that came from it and that the other end has not taken.
 struct end {
-    enum end_state state;
-    int fd;
-    uint8_t slot;      // of the address that it comes from
-    int64_t until_ns;  // it ends then; INT64_MAX: it does not
-    uint32_t events;   // that are watched for; 0: it is not in the poller
-    uint32_t received; // bytes of the question, the hello, or the certificate
-    uint32_t more;     // bytes of the certificate, or of the name of its run
+    struct endpoint_conn conn;
+    enum end_step step; // of a stranger
+    uint32_t received;  // bytes of the question, the hello, or the certificate
+    uint32_t more;      // bytes of the certificate, or of the name of its run
     char greeting[RELAY_GREETING_BYTES + 1];
     char hello[RELAY_HELLO_BYTES + 1];
     uint8_t *certificate;
@@ -44,118 +38,58 @@ struct end {
 struct relay_server {
     struct keys *keys;
     bool of_run;
-    uint32_t links_most, unknown_most;
+    uint32_t links_most;
     pthread_t thread;
-    int epoll, wake;
+    int wake;
     // the thread's own
-    struct end **ends;
-    size_t count, room;
-    uint32_t unknown, waiting;
+    struct transport_context plain; // held by its streams, and by the server
+    struct endpoint endpoint;       // of struct end
     uint8_t *scratch;
-    int64_t resumes_ns; // the listener; INT64_MAX: it listens
     bool told_short;
     // guarded
     pthread_mutex_t lock;
     bool stops, has_secret;
     uint8_t secret[RELAY_SECRET_BYTES];
-    int *given;
+    struct transport **given;
     size_t given_count, given_room;
     // read by others
-    atomic_int listener;
     _Atomic uint32_t links;
     _Atomic uint64_t bytes;
 };
 
 // ---- connections ----
 
-static bool is_short(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
+static struct end *end_of(struct endpoint_conn *conn) { return (struct end *)(void *)conn; }
 
-static void count_state(struct relay_server *s, enum end_state state, int by) {
-    if (state < END_WAITS) s->unknown += (uint32_t)by;
-    if (state == END_WAITS) s->waiting += (uint32_t)by;
+static void close_end(struct relay_server *s, struct end *end) { endpoint_close(&s->endpoint, &end->conn); }
+
+// Ends the link, too.
+static void relay_end_fini(void *server, struct endpoint_conn *conn) {
+    struct relay_server *s = server;
+    struct end *end = end_of(conn);
+    free(end->certificate);
+    free(end->buffer);
+    end->certificate = end->buffer = NULL;
+    if (end->other == NULL || end->other->conn.state == ENDPOINT_CLOSED) return;
+    atomic_fetch_sub(&s->links, 1);
+    close_end(s, end->other);
 }
 
-static void set_state(struct relay_server *s, struct end *end, enum end_state state) {
-    count_state(s, end->state, -1);
-    end->state = state;
-    count_state(s, state, 1);
-}
-
+// A broken connection that nothing is expected of would keep the poller telling.
 static bool watch(struct relay_server *s, struct end *end, uint32_t events) {
-    if (events == end->events) return true;
-    struct epoll_event event = {.events = events, .data.ptr = end};
-    int operation = end->events == 0 ? EPOLL_CTL_ADD : events == 0 ? EPOLL_CTL_DEL : EPOLL_CTL_MOD;
-    if (epoll_ctl(s->epoll, operation, end->fd, &event) != 0) return false;
-    end->events = events;
+    if (events != 0) return endpoint_watch(&s->endpoint, &end->conn, events);
+    transport_unwatch(end->conn.stream);
     return true;
-}
-
-// The memory goes at the end of the turn, for events of it may be left.
-static void close_end(struct relay_server *s, struct end *end) {
-    if (end->state == END_CLOSED) return;
-    if (end->state == END_JOINED && end->other->state == END_JOINED) atomic_fetch_sub(&s->links, 1);
-    set_state(s, end, END_CLOSED);
-    watch(s, end, 0);
-    descriptor_close(end->fd);
-    if (end->other != NULL) close_end(s, end->other);
-}
-
-static void sweep(struct relay_server *s) {
-    size_t kept = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        struct end *end = s->ends[i];
-        if (end->state != END_CLOSED) {
-            s->ends[kept++] = end;
-            continue;
-        }
-        free(end->certificate);
-        free(end->buffer);
-        free(end);
-    }
-    s->count = kept;
-}
-
-static enum strangers_shown shown(const struct end *end) {
-    return strangers_shown(false, end->received > 0 || end->state == END_CERTIFIES);
-}
-
-// The connection without a hello that goes first.
-static struct end *surplus(const struct relay_server *s) {
-    struct strangers strangers = {0};
-    struct strangers_first first = {0};
-    for (size_t i = 0; i < s->count; i++)
-        if (s->ends[i]->state < END_WAITS) strangers_count(&strangers, shown(s->ends[i]), s->ends[i]->slot);
-    for (size_t i = 0; i < s->count; i++) {
-        struct end *end = s->ends[i];
-        if (end->state < END_WAITS) strangers_compare(&first, &strangers, shown(end), end->slot, end->until_ns, end);
-    }
-    return first.who;
 }
 
 static bool greet(struct end *end) {
     uint8_t nonce[RELAY_NONCE_DIGITS / 2];
     if (!platform_random(nonce, sizeof nonce)) return false;
     relay_write_greeting(nonce, end->greeting);
-    end->state = END_GREETED;
+    end->step = END_GREETED;
     end->received = 0;
-    return send(end->fd, end->greeting, RELAY_GREETING_BYTES, MSG_NOSIGNAL | MSG_DONTWAIT) == RELAY_GREETING_BYTES;
-}
-
-static void add(struct relay_server *s, int fd, bool asks, const struct wire_address *from) {
-    if (s->unknown >= s->unknown_most) close_end(s, surplus(s));
-    struct end *end = GROW(s->ends, s->room, s->count, ENDS_LEAST) ? calloc(1, sizeof *end) : NULL;
-    if (end == NULL) {
-        descriptor_close(fd);
-        return;
-    }
-    end->fd = fd;
-    end->slot = strangers_slot(from);
-    end->until_ns = platform_now_ns() + RELAY_HELLO_MS * MS_NS;
-    s->ends[s->count++] = end;
-    count_state(s, END_ASKS, 1);
-    int alive = 1;
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &alive, sizeof alive);
-    if (!watch(s, end, EPOLLIN) || (!asks && !greet(end))) close_end(s, end);
+    end->conn.stream->speaks = false;
+    return transport_send(end->conn.stream, end->greeting, RELAY_GREETING_BYTES) == RELAY_GREETING_BYTES;
 }
 
 // ---- who may use it ----
@@ -179,7 +113,6 @@ static bool is_of_run(struct relay_server *s, const struct end *end, const char 
 }
 
 // Whether it has proved that it has the keys.
-#ifdef PCCL_HAVE_TLS
 static bool is_certified(const struct relay_server *s, const struct end *end) {
     uint8_t hash[SHA256_BYTES];
     return end->more > 0 && relay_hash(relay_nonce(end->greeting), end->hello, hash) &&
@@ -198,12 +131,6 @@ static bool has_keys(const struct relay_server *s, struct end *end, const char *
         }
     return false;
 }
-#else
-static bool has_keys(const struct relay_server *s, struct end *end, const char *digits) {
-    (void)s, (void)end, (void)digits;
-    return false;
-}
-#endif
 
 static bool may_use(struct relay_server *s, struct end *end) {
     const char *digits = end->hello + RELAY_WORDS_BYTES + 1;
@@ -225,9 +152,10 @@ static bool is_other_end(const struct end *a, const struct end *b, bool same) {
 }
 
 static struct end *find(const struct relay_server *s, const struct end *end, bool same) {
-    for (size_t i = 0; i < s->count; i++)
-        if (s->ends[i]->state == END_WAITS && s->ends[i] != end && is_other_end(end, s->ends[i], same))
-            return s->ends[i];
+    for (uint32_t i = 0; i < s->endpoint.count; i++) {
+        struct endpoint_conn *conn = s->endpoint.places[i];
+        if (conn != NULL && conn->state == END_WAITS && is_other_end(end, end_of(conn), same)) return end_of(conn);
+    }
     return NULL;
 }
 
@@ -235,15 +163,16 @@ static void join(struct relay_server *s, struct end *one, struct end *two) {
     struct end *both[] = {one, two};
     one->other = two;
     two->other = one;
+    bool good = true;
+    atomic_fetch_add(&s->links, 1);
     for (int i = 0; i < 2; i++) {
-        set_state(s, both[i], END_JOINED);
-        both[i]->until_ns = INT64_MAX;
+        endpoint_set(&s->endpoint, &both[i]->conn, END_JOINED);
+        endpoint_until(&s->endpoint, &both[i]->conn, INT64_MAX);
         free(both[i]->certificate);
         both[i]->certificate = NULL;
+        good = good && transport_send(both[i]->conn.stream, "+", 1) == 1;
     }
-    atomic_fetch_add(&s->links, 1);
-    for (int i = 0; i < 2; i++)
-        if (one->state == END_JOINED && send(both[i]->fd, "+", 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) close_end(s, one);
+    if (!good) close_end(s, one);
 }
 
 static void take_hello(struct relay_server *s, struct end *end) {
@@ -260,25 +189,23 @@ static void take_hello(struct relay_server *s, struct end *end) {
     bool full = room == 0;
     if (other != NULL && !full) {
         join(s, other, end);
-    } else if (full || s->waiting >= (s->of_run ? s->links_most : room)) {
+    } else if (full || s->endpoint.counts[END_WAITS] >= (s->of_run ? s->links_most : room)) {
         if (other != NULL) close_end(s, other);
         close_end(s, end);
     } else {
-        set_state(s, end, END_WAITS);
-        end->until_ns = platform_now_ns() + RELAY_WAIT_MS * MS_NS;
+        endpoint_set(&s->endpoint, &end->conn, END_WAITS);
+        endpoint_until(&s->endpoint, &end->conn, platform_now_ns() + RELAY_WAIT_MS * MS_NS);
     }
 }
 
 // Receives up to `count` bytes in all. False: they are not all here, and maybe the end is closed.
 static bool receive(struct relay_server *s, struct end *end, void *to, uint32_t count) {
     while (end->received < count) {
-        ssize_t got = recv(end->fd, (char *)to + end->received, count - end->received, MSG_DONTWAIT);
-        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-        if (got <= 0) {
-            close_end(s, end);
-            return false;
-        }
+        ptrdiff_t got = transport_receive(end->conn.stream, (char *)to + end->received, count - end->received);
+        if (got <= 0 && got != -EAGAIN) close_end(s, end);
+        if (got <= 0) return false;
         end->received += (uint32_t)got;
+        end->conn.stream->speaks = true;
     }
     return true;
 }
@@ -294,24 +221,25 @@ static bool is_hello(struct end *end) {
     return rest == end->hello + RELAY_HELLO_BYTES - 1 && *rest == '\n' && more <= RELAY_CERTIFICATE_BYTES;
 }
 
-static void hear(struct relay_server *s, struct end *end) {
-    if (end->state == END_ASKS) {
+// What a stranger says, until it waits for the other end or is joined with it.
+static void relay_end_hear(void *server, struct endpoint_conn *conn) {
+    struct relay_server *s = server;
+    struct end *end = end_of(conn);
+    bool good = end->step != END_ACCEPTED || greet(end);
+    if (end->step == END_ASKS) {
         if (!receive(s, end, end->hello, RELAY_QUESTION_BYTES)) return;
-        if (memcmp(end->hello, RELAY_QUESTION, RELAY_QUESTION_BYTES) != 0 || !greet(end)) close_end(s, end);
-        return;
-    }
-    if (end->state == END_GREETED) {
+        good = memcmp(end->hello, RELAY_QUESTION, RELAY_QUESTION_BYTES) == 0 && greet(end);
+    } else if (good && end->step == END_GREETED) {
         if (!receive(s, end, end->hello, RELAY_HELLO_BYTES)) return;
-        bool good = is_hello(end);
+        good = is_hello(end);
         if (good && end->more > 0) good = (end->certificate = malloc(end->more)) != NULL;
         end->received = 0;
-        set_state(s, end, END_CERTIFIES);
-        if (!good) close_end(s, end);
+        end->step = END_CERTIFIES;
     }
-    if (end->state == END_CERTIFIES && receive(s, end, end->certificate, end->more))
+    if (!good)
+        close_end(s, end);
+    else if (end->step == END_CERTIFIES && receive(s, end, end->certificate, end->more))
         take_hello(s, end);
-    else if (end->state == END_WAITS)
-        close_end(s, end); // it has left, or speaks too soon
 }
 
 // ---- copying ----
@@ -319,9 +247,8 @@ static void hear(struct relay_server *s, struct end *end) {
 // Sends what waits of an end to the other one. False: it broke.
 static bool give(struct relay_server *s, struct end *end) {
     while (end->first < end->last) {
-        ssize_t sent =
-            send(end->other->fd, end->buffer + end->first, end->last - end->first, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0) return errno == EAGAIN || errno == EINTR;
+        ptrdiff_t sent = transport_send(end->other->conn.stream, end->buffer + end->first, end->last - end->first);
+        if (sent < 0) return sent == -EAGAIN;
         end->first += (size_t)sent;
         atomic_fetch_add_explicit(&s->bytes, (uint64_t)sent, memory_order_relaxed);
     }
@@ -342,11 +269,11 @@ static bool keep(struct end *end, const uint8_t *bytes, size_t length) {
 // Receives from an end, and sends to the other one. False: the link is over.
 static bool take(struct relay_server *s, struct end *end) {
     for (int i = 0; i < TURN_READS && end->last == 0 && !end->ended; i++) {
-        ssize_t got = recv(end->fd, s->scratch, RELAY_BUFFER_BYTES, MSG_DONTWAIT);
-        if (got < 0) return errno == EAGAIN || errno == EINTR;
+        ptrdiff_t got = transport_receive(end->conn.stream, s->scratch, RELAY_BUFFER_BYTES);
+        if (got < 0) return got == -EAGAIN;
         end->ended = got == 0;
-        ssize_t sent = got == 0 ? 0 : send(end->other->fd, s->scratch, (size_t)got, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno != EAGAIN && errno != EINTR) return false;
+        ptrdiff_t sent = got == 0 ? 0 : transport_send(end->other->conn.stream, s->scratch, (size_t)got);
+        if (sent < 0 && sent != -EAGAIN) return false;
         if (sent < 0) sent = 0;
         atomic_fetch_add_explicit(&s->bytes, (uint64_t)sent, memory_order_relaxed);
         if (sent < got && !keep(end, s->scratch + sent, (size_t)(got - sent))) return false;
@@ -354,11 +281,11 @@ static bool take(struct relay_server *s, struct end *end) {
     return true;
 }
 
-static bool pass_end(struct end *end, int64_t now) {
+static bool pass_end(struct relay_server *s, struct end *end) {
     if (!end->ended || end->last > 0 || end->told) return true;
-    shutdown(end->other->fd, SHUT_WR);
+    transport_finish(end->other->conn.stream);
     end->told = true;
-    end->until_ns = now + RELAY_LINGER_MS * MS_NS;
+    endpoint_until(&s->endpoint, &end->conn, platform_now_ns() + RELAY_LINGER_MS * MS_NS);
     return !end->other->told;
 }
 
@@ -370,118 +297,114 @@ static void carry(struct relay_server *s, struct end *end, uint32_t events) {
     bool good = (events & EPOLLERR) == 0;
     if (good && (events & (EPOLLIN | EPOLLHUP)) != 0) good = take(s, end);
     if (good && (events & EPOLLOUT) != 0) good = give(s, end->other);
-    int64_t now = platform_now_ns();
-    good = good && pass_end(end, now) && pass_end(end->other, now);
+    good = good && pass_end(s, end) && pass_end(s, end->other);
     good = good && watch(s, end, wanted(end)) && watch(s, end->other, wanted(end->other));
     if (!good) close_end(s, end);
 }
 
 // ---- the thread ----
 
-static void pause_accepting(struct relay_server *s, int error) {
+static void relay_end_shortage(void *server, int error) {
+    struct relay_server *s = server;
     if (!s->told_short)
         LOG(LOG_WARN, "no room for a connection beside %u links: %s; it tries again", atomic_load(&s->links),
-            strerror(error));
+            strerror(-error));
     s->told_short = true;
-    struct epoll_event event = {.events = 0, .data.ptr = &s->listener};
-    epoll_ctl(s->epoll, EPOLL_CTL_MOD, atomic_load(&s->listener), &event);
-    s->resumes_ns = platform_now_ns() + RELAY_PAUSE_MS * MS_NS;
 }
 
-static void accept_some(struct relay_server *s) {
-    for (int i = 0; i < ACCEPTS_MOST; i++) {
-        struct wire_address from;
-        int fd = socket_accept(atomic_load(&s->listener), &from);
-        if (fd >= 0) {
-            add(s, fd, false, &from);
-            continue;
-        }
-        if (is_short(-fd)) pause_accepting(s, -fd);
-        if (fd == -EAGAIN || is_short(-fd)) return;
-    }
+static void add_given(struct relay_server *s, struct transport *stream) {
+    struct wire_address from = {0};
+    transport_remote_address(stream, &from);
+    struct endpoint_conn *conn = endpoint_add_stranger(&s->endpoint, stream, &from, platform_now_ns());
+    if (conn != NULL) end_of(conn)->step = END_ASKS;
 }
 
 static bool take_given(struct relay_server *s) {
     pthread_mutex_lock(&s->lock);
     bool goes_on = !s->stops;
-    int *given = s->given;
+    struct transport **given = s->given;
     size_t count = s->given_count;
     s->given = NULL;
     s->given_count = s->given_room = 0;
     pthread_mutex_unlock(&s->lock);
-    for (size_t i = 0; i < count; i++) {
-        struct wire_address from = {0};
-        socket_remote_address(given[i], &from);
-        add(s, given[i], true, &from);
-    }
+    for (size_t i = 0; i < count; i++) add_given(s, given[i]);
     free(given);
     return goes_on;
-}
-
-static void tick(struct relay_server *s, int64_t now) {
-    for (size_t i = 0; i < s->count; i++)
-        if (now >= s->ends[i]->until_ns) close_end(s, s->ends[i]);
-    if (now < s->resumes_ns) return;
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = &s->listener};
-    epoll_ctl(s->epoll, EPOLL_CTL_MOD, atomic_load(&s->listener), &event);
-    s->resumes_ns = INT64_MAX;
 }
 
 static void *run(void *server) {
     struct relay_server *s = server;
     struct epoll_event events[EVENTS];
-    struct share strangers;
-    int64_t ticked = platform_now_ns();
     while (take_given(s)) {
-        int count = epoll_wait(s->epoll, events, EVENTS, TURN_MS);
-        share_renew(&strangers, STRANGERS_TURN_US * US_NS);
+        int count = epoll_wait(s->endpoint.poller, events, EVENTS, TURN_MS);
+        endpoint_begin_turn(&s->endpoint);
         for (int i = 0; i < count; i++) {
-            struct end *end = events[i].data.ptr;
-            if (events[i].data.ptr == &s->wake)
-                wake_clear(s->wake);
-            else if (events[i].data.ptr == &s->listener)
-                accept_some(s);
-            else if (end->state == END_JOINED)
-                carry(s, end, events[i].events);
-            else if (end->state != END_CLOSED && share_enter(&strangers)) {
-                hear(s, end);
-                share_leave(&strangers);
-            }
+            bool woken = events[i].data.u64 == WAKE_DATA;
+            if (woken) wake_clear(s->wake);
+            struct endpoint_conn *conn =
+                woken ? NULL : endpoint_handle(&s->endpoint, events[i].data.u64, platform_now_ns());
+            if (conn != NULL && conn->state == END_JOINED)
+                carry(s, end_of(conn), events[i].events);
+            else if (conn != NULL)
+                endpoint_close(&s->endpoint, conn); // it has left, or speaks too soon
         }
-        int64_t now = platform_now_ns();
-        if (now - ticked >= TURN_MS * MS_NS) {
-            tick(s, now);
-            ticked = now;
-        }
-        sweep(s);
+        endpoint_tick(&s->endpoint, platform_now_ns());
     }
     return NULL;
 }
 
 // ---- life ----
 
-struct relay_server *relay_server_new(const struct relay_server_options *options) {
-    struct relay_server *s = calloc(1, sizeof *s);
-    if (s == NULL) return NULL;
+static void relay_end_time_out(void *server, struct endpoint_conn *conn) { close_end(server, end_of(conn)); }
+
+static const struct endpoint_type ends = {
+    .bytes = sizeof(struct end),
+    .hello_ms = RELAY_HELLO_MS,
+    .pause_ms = RELAY_PAUSE_MS,
+    .spare_state = END_STRANGER,
+    .hear = relay_end_hear,
+    .time_out = relay_end_time_out,
+    .shortage = relay_end_shortage,
+    .fini = relay_end_fini,
+};
+
+static int open_all(struct relay_server *s, const struct relay_server_options *options) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = WAKE_DATA};
+    int poller = s->endpoint.poller = descriptor_epoll();
+    s->scratch = malloc(RELAY_BUFFER_BYTES);
+    s->wake = wake_open();
+    if (s->scratch == NULL || poller < 0 || s->wake < 0 || epoll_ctl(poller, EPOLL_CTL_ADD, s->wake, &event) != 0)
+        return -ENOMEM;
+    if (options->listens != NULL) {
+        struct wire_address address = *options->listens;
+        int error = endpoint_listen_all(&s->endpoint, &address, 1, 0);
+        if (error != 0) return error;
+        *options->port = address.port;
+    }
+    return platform_thread_start(&s->thread, "pccl:relay", run, s) ? 0 : -ENOMEM;
+}
+
+int relay_server_new(const struct relay_server_options *options, struct relay_server **out) {
+    struct relay_server *s = *out = calloc(1, sizeof *s);
+    if (s == NULL) return -ENOMEM;
+    bool limited = options->unknown > 0 && options->unknown < RELAY_UNKNOWN_MOST;
     s->keys = options->keys == NULL ? NULL : keys_hold(options->keys);
     s->of_run = options->of_run;
     s->links_most = options->links;
-    s->unknown_most =
-        options->unknown > 0 && options->unknown < RELAY_UNKNOWN_MOST ? options->unknown : RELAY_UNKNOWN_MOST;
-    s->resumes_ns = INT64_MAX;
-    atomic_init(&s->listener, -1);
+    s->endpoint = (struct endpoint){.type = &ends,
+                                    .user = s,
+                                    .context = &s->plain,
+                                    .first_data = WAKE_DATA + 1,
+                                    .places_most = ENDPOINT_PLACES,
+                                    .strangers_most = limited ? options->unknown : RELAY_UNKNOWN_MOST};
+    transport_context_init(&s->plain, &transport_plain, NULL);
     pthread_mutex_init(&s->lock, NULL);
-    s->scratch = malloc(RELAY_BUFFER_BYTES);
-    s->epoll = descriptor_epoll();
-    s->wake = wake_open();
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = &s->wake};
-    if (s->scratch != NULL && s->epoll >= 0 && s->wake >= 0 &&
-        epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->wake, &event) == 0 &&
-        platform_thread_start(&s->thread, "pccl:relay", run, s))
-        return s;
+    int error = open_all(s, options);
+    if (error == 0) return 0;
     s->stops = true; // there is no thread
     relay_server_free(s);
-    return NULL;
+    *out = NULL;
+    return error;
 }
 
 void relay_server_free(struct relay_server *s) {
@@ -492,37 +415,28 @@ void relay_server_free(struct relay_server *s) {
     pthread_mutex_unlock(&s->lock);
     wake_signal(s->wake);
     if (runs) pthread_join(s->thread, NULL);
-    for (size_t i = 0; i < s->given_count; i++) descriptor_close(s->given[i]);
-    for (size_t i = 0; i < s->count; i++) close_end(s, s->ends[i]);
-    sweep(s);
+    for (size_t i = 0; i < s->given_count; i++) transport_free(s->given[i]);
+    endpoint_fini(&s->endpoint);
     free(s->given);
-    free(s->ends);
     free(s->scratch);
-    descriptor_close(atomic_load(&s->listener));
-    descriptor_close(s->epoll);
+    descriptor_close(s->endpoint.poller);
     descriptor_close(s->wake);
     keys_release(s->keys);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
-int relay_server_listen(struct relay_server *s, const struct wire_address *address, uint16_t *port) {
-    int fd = socket_listen(address);
-    struct wire_address local;
-    if (fd < 0) return fd;
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = &s->listener};
-    atomic_store(&s->listener, fd);
-    if (!socket_local_address(fd, &local) || epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &event) != 0) return -errno;
-    *port = local.port;
-    return 0;
-}
-
-void relay_server_take(struct relay_server *s, int fd) {
+void relay_server_take(struct relay_server *s, struct transport *stream) {
+    int fd = stream->fd;
+    stream->fd = -1;
+    transport_free(stream);
+    stream = transport_new(&s->plain, fd, TRANSPORT_ACCEPTS);
+    if (stream == NULL) return;
     pthread_mutex_lock(&s->lock);
-    bool room = GROW(s->given, s->given_room, s->given_count, ENDS_LEAST);
-    if (room) s->given[s->given_count++] = fd;
+    bool room = GROW(s->given, s->given_room, s->given_count, GIVEN_LEAST);
+    if (room) s->given[s->given_count++] = stream;
     pthread_mutex_unlock(&s->lock);
-    if (!room) descriptor_close(fd);
+    if (!room) transport_free(stream);
     wake_signal(s->wake);
 }
 

@@ -3,7 +3,7 @@
 //
 // A thread of its own, pccl:relay, has all connections. One that has not named a link ends after RELAY_HELLO_MS, one
 // whose other end does not come after RELAY_WAIT_MS, and the other direction of a link RELAY_LINGER_MS after the first
-// has ended. Which of too many connections without a hello goes is as in net/strangers. What one end does not take
+// has ended. net/endpoint drops one of too many connections without a hello. What one end does not take
 // waits in at most RELAY_BUFFER_BYTES for each direction; meanwhile no more is read for it.
 #ifndef PCCL_NET_RELAY_SERVER_H
 #define PCCL_NET_RELAY_SERVER_H
@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "net/relay.h"
+#include "net/transport.h"
 
 enum {
     RELAY_HELLO_MS = 5000,
@@ -29,18 +30,19 @@ struct relay_server_options {
     uint32_t links;    // that it joins at most, including those whose other end has not come, unless `of_run`: then as
                        // many more connections may wait
     uint32_t unknown;  // connections without a hello, at most RELAY_UNKNOWN_MOST; 0: that
+    const struct wire_address *listens; // NULL: nowhere; port 0 is any
+    uint16_t *port;                     // gets the port at which it listens
 };
 
 struct relay_server;
 
-// Starts the thread. NULL: the system refuses.
-struct relay_server *relay_server_new(const struct relay_server_options *options);
+// Listens, and starts the thread. 0 or -errno, and then `*out` is NULL.
+int relay_server_new(const struct relay_server_options *options, struct relay_server **out);
 // Closes all connections, and ends the thread. NULL is allowed.
 void relay_server_free(struct relay_server *server);
-// Listens there, once; port 0 is any, and `port` gets it. 0 or -errno.
-int relay_server_listen(struct relay_server *server, const struct wire_address *address, uint16_t *port);
-// Takes an accepted connection, on which the other side begins with RELAY_QUESTION. Closes it if memory is short.
-void relay_server_take(struct relay_server *server, int fd);
+// Takes the connection of an accepted stream, on which the other side begins with RELAY_QUESTION. Frees the stream, of
+// which nothing was read. Closes the connection if memory is short.
+void relay_server_take(struct relay_server *server, struct transport *stream);
 // Until it was called, nobody proves that it is of the run.
 void relay_server_set_secret(struct relay_server *server, const uint8_t secret[RELAY_SECRET_BYTES]);
 // How many links it relays now, and how many bytes it has passed on.

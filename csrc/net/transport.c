@@ -13,7 +13,6 @@
 #include "base/descriptor.h"
 #include "base/platform.h"
 #include "net/relay.h"
-#include "net/relay_server.h"
 #include "net/rendezvous.h"
 #include "net/socket.h"
 
@@ -193,13 +192,37 @@ int transport_dial_local(struct transport_context *context, const struct wire_ad
     return *out != NULL ? 0 : -ENOMEM;
 }
 
+int transport_accept(struct transport_context *context, int listener, struct transport **out,
+                     struct wire_address *from) {
+    int fd = socket_accept(listener, from);
+    if (fd < 0) return fd;
+    *out = (from->family == 0 ? new_local : transport_new)(context, fd, TRANSPORT_ACCEPTS);
+    return *out != NULL ? 0 : -ENOMEM;
+}
+
+// The only place that judges who may be who. `id` NULL: with any.
+static bool may_be(const struct transport *stream, enum transport_party party, const struct wire_id *id) {
+    if (!stream->type->proves) return true;
+    return stream->peer.party == party && (id == NULL || wire_id_equal(&stream->peer.id, id));
+}
+
+static bool is_expected(const struct transport *stream) {
+    if (stream->expected.party == TRANSPORT_STRANGER) return true;
+    return may_be(stream, stream->expected.party, stream->expected.one ? &stream->expected.id : NULL);
+}
+
+bool transport_is_peer(const struct transport *stream, const struct wire_id *id) {
+    return may_be(stream, TRANSPORT_PEER, id);
+}
+
 // The steps of the relay come before those of the transport.
 static int step(struct transport *stream) {
     if (stream->relay != NULL && stream->relay->state != RELAY_JOINED) { // later, both threads of a stream only ask
         int error = relay_step(stream->relay, stream->fd, &stream->awaits);
         if (error != 0) return error;
     }
-    return stream->type->step(stream);
+    int error = stream->type->step(stream);
+    return error != 0 || is_expected(stream) ? error : -EBADE;
 }
 
 int transport_step(struct transport *stream) {
@@ -234,97 +257,11 @@ int transport_asks_relay(const struct transport *stream) {
     return first == RELAY_QUESTION[0];
 }
 
-void transport_give_relay(struct transport *stream, struct relay_server *relay) {
-    int fd = stream->fd;
-    transport_unwatch(stream);
-    stream->fd = -1;
-    transport_release(stream);
-    relay_server_take(relay, fd);
-}
-
 void transport_hang_up(struct transport *stream) { shutdown(stream->fd, SHUT_RDWR); }
 
 void transport_reset(struct transport *stream) {
     struct linger reset = {.l_onoff = 1};
     setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-}
-
-// ---- listeners ----
-
-enum { PORT_TRIES = 16 }; // a port that is free at one address may be taken at another one
-
-struct transport_listener transport_listener_closed(struct transport_context *context, int poller, uint64_t token,
-                                                    uint32_t pause_ms) {
-    return (struct transport_listener){
-        .context = context, .fd = -1, .poller = poller, .token = token, .pause_ms = pause_ms, .resumes_ns = INT64_MAX};
-}
-
-static bool watch_listener(const struct transport_listener *listener, int operation, uint32_t events) {
-    struct epoll_event event = {.events = events, .data.u64 = listener->token};
-    return epoll_ctl(listener->poller, operation, listener->fd, &event) == 0;
-}
-
-int transport_listener_open(struct transport_listener *listener, int fd) {
-    if (fd < 0) return fd;
-    listener->fd = fd;
-    if (watch_listener(listener, EPOLL_CTL_ADD, EPOLLIN)) return 0;
-    int error = errno;
-    transport_listener_close(listener);
-    return -error;
-}
-
-static int open_at_port(struct transport_listener *listeners, struct wire_address *addresses, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++) {
-        addresses[i].port = addresses[0].port;
-        int error = transport_listener_open(&listeners[i], socket_listen(&addresses[i]));
-        if (error != 0 && (i == 0 || (error != -EADDRNOTAVAIL && error != -EAFNOSUPPORT))) return error;
-        if (i == 0 && !socket_local_address(listeners[0].fd, &addresses[0])) return -EIO;
-    }
-    return 0;
-}
-
-int transport_listener_open_all(struct transport_listener *listeners, struct wire_address *addresses, uint32_t count) {
-    uint16_t port = addresses[0].port;
-    int error = -EADDRINUSE;
-    for (uint32_t i = 0; i < (port == 0 ? PORT_TRIES : 1) && error == -EADDRINUSE; i++) {
-        addresses[0].port = port;
-        error = open_at_port(listeners, addresses, count);
-        for (uint32_t k = 0; k < count && error != 0; k++) transport_listener_close(&listeners[k]);
-    }
-    return error;
-}
-
-void transport_listener_close(struct transport_listener *listener) {
-    if (listener->fd < 0) return;
-    epoll_ctl(listener->poller, EPOLL_CTL_DEL, listener->fd, NULL); // closing does not, while a child has it open
-    descriptor_close(listener->fd);
-    *listener = transport_listener_closed(listener->context, listener->poller, listener->token, listener->pause_ms);
-}
-
-static bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
-
-int transport_listener_accept(struct transport_listener *listener, struct transport **out, struct wire_address *from,
-                              int64_t now_ns) {
-    int fd = socket_accept(listener->fd, from), error = fd < 0 ? -fd : 0;
-    if (fd >= 0) {
-        struct transport *(*make)(struct transport_context *, int, enum transport_role) =
-            from->family == 0 ? new_local : transport_new;
-        *out = make(listener->context, fd, TRANSPORT_ACCEPTS);
-        if (*out == NULL) error = ENOMEM;
-    }
-    if (is_shortage(error)) {
-        watch_listener(listener, EPOLL_CTL_MOD, 0);
-        listener->resumes_ns = now_ns + listener->pause_ms * MS_NS;
-    }
-    return -error;
-}
-
-bool transport_listener_pauses(const struct transport_listener *listener) { return listener->resumes_ns != INT64_MAX; }
-
-void transport_listener_tick(struct transport_listener *listener, int64_t now_ns) {
-    if (now_ns < listener->resumes_ns) return;
-    bool listens = watch_listener(listener, EPOLL_CTL_MOD, EPOLLIN);
-    listener->resumes_ns = listens ? INT64_MAX : now_ns + listener->pause_ms * MS_NS;
 }
 
 // ---- what is known of the connection ----
@@ -353,10 +290,13 @@ void transport_pace(struct transport *stream, uint32_t bytes_per_s) {
 // ---- events and bytes ----
 
 bool transport_watch(struct transport *stream, int poller, uint32_t events, epoll_data_t data) {
-    int operation = stream->poller == poller ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    bool known = stream->poller == poller;
+    if (known && stream->watched == events && stream->data.u64 == data.u64) return true;
+    int operation = known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     struct epoll_event event = {.events = events, .data = data};
     if (epoll_ctl(poller, operation, stream->fd, &event) != 0) return false;
     stream->poller = poller;
+    stream->watched = events;
     stream->data = data;
     return true;
 }

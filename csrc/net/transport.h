@@ -71,7 +71,6 @@ extern const struct transport_type transport_plain;
 
 struct keys;
 struct relay_hello;
-struct relay_server;
 
 // Settings of a context; all 0: the defaults.
 struct transport_options {
@@ -93,11 +92,17 @@ struct transport {
     _Atomic uint32_t references;       // of transport.c alone
     enum transport_role role;
     struct transport_identity peer; // set by `step`
-    bool speaks;                    // accepted, and to prove who it is: its first byte has come; set by `step`
-    int fd;                         // of net/ alone
-    struct relay_hello *relay;      // owned; NULL: it is no relayed stream
-    const struct card *card;        // that it was dialled from; NULL: the system chose
-    int poller;                     // that watches it, and tells `data`; -1: none
+    struct {
+        enum transport_party party; // STRANGER: anybody
+        bool one;                   // with this id alone
+        struct wire_id id;
+    } expected;                // who is to answer a dialled stream
+    bool speaks;               // accepted: its first byte has come
+    int fd;                    // of net/ alone
+    struct relay_hello *relay; // owned; NULL: it is no relayed stream
+    const struct card *card;   // that it was dialled from; NULL: the system chose
+    int poller;                // that watches it for `watched`, and tells `data`; -1: none
+    uint32_t watched;
     epoll_data_t data;
     uint32_t awaits; // events without which the next step can do nothing
     // The receiver's: recvv may give more at once, and no poller tells of it. False only when recvv has just seen that
@@ -157,8 +162,19 @@ int transport_dial_relay(struct transport_context *context, const struct wire_ad
 // The same to the local socket of the master at `address` (net/rendezvous). -errno: there is none that this user may
 // use.
 int transport_dial_local(struct transport_context *context, const struct wire_address *address, struct transport **out);
-// Carries the handshake of a dialled or accepted stream on. 0: it is over, and both ends may send. -EAGAIN: call again
-// when its poller, which now watches for `awaits`, tells. Else -errno: close it.
+// Accepts a connection, whose handshake is to be carried on. 0 or -errno. -EAGAIN: none waits. `from` as for
+// socket_accept.
+int transport_accept(struct transport_context *context, int listener, struct transport **out,
+                     struct wire_address *from);
+// Names who is to answer a dialled stream: this party, with this id (NULL: with any).
+static inline void transport_expect(struct transport *stream, enum transport_party party, const struct wire_id *id) {
+    stream->expected.party = party;
+    stream->expected.one = id != NULL;
+    if (id != NULL) stream->expected.id = *id;
+}
+// Carries the handshake of a dialled or accepted stream on. 0: it is over, both ends may send, and the other end is who
+// was expected. -EAGAIN: call again when its poller, which now watches for `awaits`, tells. Else -errno: close it;
+// -EBADE of a stream that has proved who it is: it is somebody else.
 int transport_step(struct transport *stream);
 // Gives a poller up and closes, or leaves that to the last one who holds it: closing alone does not end the polling
 // while a child of fork has the socket open. NULL is allowed.
@@ -168,44 +184,10 @@ struct transport *transport_hold(struct transport *stream);
 void transport_release(struct transport *stream);
 // Whether the first byte of an accepted stream asks for a relay: 1, or 0. -EAGAIN: it has not come.
 int transport_asks_relay(const struct transport *stream);
-// Frees the stream, and gives its connection to a relay.
-void transport_give_relay(struct transport *stream, struct relay_server *relay);
 // The stream is to end in both directions. Both sides read what came before, and then the end.
 void transport_hang_up(struct transport *stream);
 // The next transport_free drops what was sent and not acknowledged, and resets the connection.
 void transport_reset(struct transport *stream);
-
-// ---- listeners ----
-// A listening socket in a poller. Where descriptors or memory are short it pauses, for one that stays readable would
-// keep its thread spinning.
-
-enum { TRANSPORT_LISTENER_TURN = 64 }; // connections accepted before others have their turn
-
-struct transport_listener {
-    struct transport_context *context; // borrowed; of the streams that it accepts
-    int fd;                            // owned; -1: it is closed
-    int poller;
-    uint64_t token;
-    uint32_t pause_ms;
-    int64_t resumes_ns; // INT64_MAX: it listens
-};
-
-// Returns a closed listener, to be opened with these.
-struct transport_listener transport_listener_closed(struct transport_context *context, int poller, uint64_t token,
-                                                    uint32_t pause_ms);
-// Takes a listening socket, or an error in place of one. 0 or -errno, and then it is closed.
-int transport_listener_open(struct transport_listener *listener, int fd);
-// Listens at each address, at one port: that of the first, which gets the one in use; 0 is any port that is free at all
-// of them. Addresses behind the first that this machine does not have are left out. 0 or -errno, and then all are
-// closed.
-int transport_listener_open_all(struct transport_listener *listeners, struct wire_address *addresses, uint32_t count);
-void transport_listener_close(struct transport_listener *listener);
-// Accepts a connection, whose handshake is to be carried on (transport_step). 0 or -errno. -EAGAIN: none waits. If the
-// listener pauses after an error, memory or descriptors are short; else the connection was gone before it was accepted.
-int transport_listener_accept(struct transport_listener *listener, struct transport **out, struct wire_address *from,
-                              int64_t now_ns);
-bool transport_listener_pauses(const struct transport_listener *listener);
-void transport_listener_tick(struct transport_listener *listener, int64_t now_ns);
 
 // ---- what is known of the connection ----
 
@@ -214,12 +196,9 @@ static inline const struct transport_identity *transport_peer(const struct trans
 static inline bool transport_has_proved(const struct transport *stream) {
     return stream->peer.party != TRANSPORT_STRANGER;
 }
-// Whether the other end may act as this party with this id (NULL: with any). True if its transport proves nothing.
-static inline bool transport_may_be(const struct transport *stream, enum transport_party party,
-                                    const struct wire_id *id) {
-    if (!stream->type->proves) return true;
-    return stream->peer.party == party && (id == NULL || wire_id_equal(&stream->peer.id, id));
-}
+// Whether the other end of an accepted stream, which claims to be the peer with this id, may be it; NULL: it claims to
+// be any. True if its transport proves nothing.
+bool transport_is_peer(const struct transport *stream, const struct wire_id *id);
 // Keeps for the next masters of the run the proof that the other end of this stream, which this context has dialled, is
 // one: it has just sent an epoch that it signed.
 static inline void transport_vouch(struct transport *stream) {

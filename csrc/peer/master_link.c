@@ -245,6 +245,7 @@ static void dial(struct master_link *m, int64_t now) {
         fail_dial(m, false, "cannot connect to the master at", -error, now);
         return;
     }
+    transport_expect(stream, TRANSPORT_MASTER, NULL);
     pthread_mutex_lock(&m->lock);
     m->state = DIALLING;
     m->stream = stream;
@@ -324,12 +325,10 @@ bool master_link_local(const struct master_link *m, struct wire_address *out) {
 static void connect_on(struct master_link *m, int64_t now) {
     int error = transport_step(m->stream);
     if (error == -EAGAIN) return;
-    const char *what =
-        transport_refused(error) ? "cannot trust the master at" : "cannot connect to the master (is it running?) at";
-    if (error == 0 && !transport_may_be(m->stream, TRANSPORT_MASTER, NULL)) {
-        error = -EBADE;
-        what = "cannot trust the master (is it the port of a pccl master, not of a peer?) at";
-    }
+    const char *what = !transport_refused(error) ? "cannot connect to the master (is it running?) at"
+                       : transport_has_proved(m->stream)
+                           ? "cannot trust the master (is it the port of a pccl master, not of a peer?) at"
+                           : "cannot trust the master at";
     if (error != 0) {
         fail_dial(m, false, what, -error, now);
     } else if (!watch(m, EPOLLIN)) {

@@ -15,29 +15,35 @@ static void push_failure(struct wireup *w, const struct wire_link_hello *hello) 
     wireup_push(w, &event);
 }
 
+// Begins a connection on a stream that was dialled, with what `like` has. `error`: of the dial. 0 or -errno.
+static int begin(struct wireup *w, const struct connection *like, struct transport *stream, int error, bool waits,
+                 int64_t deadline) {
+    wireup_tell_shortage(w, error);
+    if (error != 0) return error;
+    if (!waits) transport_expect(stream, TRANSPORT_PEER, &like->hello.to);
+    uint8_t state = waits ? AWAIT_HELLO : DIALING;
+    struct endpoint_conn *conn = endpoint_add(&w->endpoint, stream, state, EPOLLOUT, deadline), begun;
+    if (conn == NULL) return -ENOMEM;
+    begun = *conn;
+    *wireup_connection(conn) = *like;
+    *conn = begun;
+    return 0;
+}
+
 // Dials by the next pair of cards that is left for a link. Each has its share of the time.
 static void dial_next(struct wireup *w, const struct connection *from) {
+    struct connection next = *from;
     struct route route;
-    uint32_t tried = from->tried;
     int64_t now = platform_now_ns();
-    while (routes_next(&w->routes, &from->reach, from->hello.index, &tried, now, &route)) {
+    while (routes_next(&w->routes, &next.reach, next.hello.index, &next.tried, now, &route)) {
         struct transport *stream;
-        int64_t share = (from->last_deadline - now) / (1 + routes_left(&w->routes, &from->reach, tried));
+        int64_t share = (next.last_deadline - now) / (1 + routes_left(&w->routes, &next.reach, next.tried));
+        next.card = route.card;
+        next.to = *route.to;
         int error = transport_dial_from(w->transport, route.card, route.to, &stream);
-        wireup_tell_shortage(w, error);
-        struct connection *c = error != 0 ? NULL : wireup_connection_new(w, stream, DIALING, EPOLLOUT, now + share);
-        if (c == NULL) {
-            LOG(LOG_DEBUG, "cannot dial a peer: %s", transport_error(error != 0 ? error : ENOMEM));
-            continue;
-        }
-        c->hello = from->hello;
-        c->duration_ms = from->duration_ms;
-        c->reach = from->reach;
-        c->tried = tried;
-        c->last_deadline = from->last_deadline;
-        c->card = route.card;
-        c->to = *route.to;
-        return;
+        error = begin(w, &next, stream, error, false, now + share);
+        if (error == 0) return;
+        LOG(LOG_DEBUG, "cannot dial a peer: %s", transport_error(error));
     }
     push_failure(w, &from->hello);
 }
@@ -60,26 +66,17 @@ static void dial_relay(struct wireup *w, const struct connection *from, bool wai
     struct relay_hello ask = {
         .self = from->hello.from, .other = from->hello.to, .index = from->hello.index, .at_member = from->at_member};
     memcpy(ask.secret, w->identity.secret, sizeof ask.secret);
+    struct connection next = *from;
     struct transport *stream;
-    int error =
-        transport_dial_relay(w->transport, &from->to, &ask, waits ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS, &stream);
-    wireup_tell_shortage(w, error);
-    enum connection_state state = waits ? AWAIT_HELLO : DIALING;
-    struct connection *c = error != 0 ? NULL : wireup_connection_new(w, stream, state, EPOLLOUT, deadline);
-    if (c == NULL) {
-        char address[64];
-        LOG_LIMITED(&w->relay_log, from->at_member ? LOG_DEBUG : LOG_WARN, "cannot use the relay at %s: %s",
-                    socket_address_format(address, sizeof address, &from->to),
-                    transport_error(error != 0 ? error : ENOMEM));
-        if (!waits) push_failure(w, &from->hello);
-        return;
-    }
-    c->hello = from->hello;
-    c->asked = true;
-    c->at_member = from->at_member;
-    c->relay_dials = from->relay_dials;
-    c->last_deadline = deadline;
-    c->to = from->to;
+    next.last_deadline = deadline;
+    enum transport_role role = waits ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS;
+    int error = transport_dial_relay(w->transport, &from->to, &ask, role, &stream);
+    error = begin(w, &next, stream, error, waits, deadline);
+    if (error == 0) return;
+    char address[64];
+    LOG_LIMITED(&w->relay_log, from->at_member ? LOG_DEBUG : LOG_WARN, "cannot use the relay at %s: %s",
+                socket_address_format(address, sizeof address, &from->to), transport_error(error));
+    if (!waits) push_failure(w, &from->hello);
 }
 
 void wireup_relay(struct wireup *w, const struct wire_address *relay, const struct member_action *action, int64_t now,
@@ -95,7 +92,7 @@ void wireup_relay(struct wireup *w, const struct wire_address *relay, const stru
 void wireup_relay_again(struct wireup *w, struct connection *c) {
     struct connection from = *c;
     wireup_connection_free(w, c);
-    if (from.relay_dials-- > 0) dial_relay(w, &from, true, from.deadline);
+    if (from.relay_dials-- > 0) dial_relay(w, &from, true, from.conn.deadline_ns);
 }
 
 void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,
@@ -146,24 +143,24 @@ void wireup_dial_fail_route(struct wireup *w, struct connection *c, const char *
 static const char cannot_send[] = "cannot send the hello";
 
 void wireup_dial_step(struct wireup *w, struct connection *c) {
-    int error = transport_step(c->stream);
+    struct transport *stream = c->conn.stream;
+    int error = endpoint_step(&w->endpoint, &c->conn);
     if (error == -EAGAIN) return;
-    if (error == 0 && !transport_may_be(c->stream, TRANSPORT_PEER, &c->hello.to)) error = -EBADE;
     if (error != 0) {
         wireup_log_refusal(w, c, error);
-        (transport_refused(error) ? wireup_dial_failed : wireup_dial_fail_route)(w, c, transport_why(c->stream, error));
+        (transport_refused(error) ? wireup_dial_failed : wireup_dial_fail_route)(w, c, transport_why(stream, error));
         return;
     }
-    c->state = AWAIT_ACK;
-    c->deadline = c->last_deadline;
-    wire_encode_link_hello(&c->output.bytes, wireup_header(w), &c->hello);
-    wire_encode_link_padding(&c->output.bytes, wireup_header(w));
+    wireup_connection_set(w, c, AWAIT_ACK);
+    wireup_connection_until(w, c, c->last_deadline);
+    wire_encode_link_hello(&c->conn.out.bytes, wireup_header(w), &c->hello);
+    wire_encode_link_padding(&c->conn.out.bytes, wireup_header(w));
     if (!wireup_connection_flush(w, c)) {
         wireup_dial_failed(w, c, cannot_send);
         return;
     }
     struct wireup_event event = {.kind = WIREUP_PROVED, .id = c->hello.to, .index = c->hello.index};
-    if (c->stream->type->proves && c->hello.kind == WIRE_LINK_DATA) wireup_push(w, &event);
+    if (stream->type->proves && c->hello.kind == WIRE_LINK_DATA) wireup_push(w, &event);
 }
 
 static bool is_answer(const struct wire_header *header) {
@@ -173,29 +170,25 @@ static bool is_answer(const struct wire_header *header) {
 void wireup_dial_take_ack(struct wireup *w, struct connection *c, int64_t now) {
     struct wire_header header;
     const uint8_t *body;
-    enum conn_next next = CONN_MORE;
-    if (conn_out_waiting(&c->output) > 0) {
+    int got = 1;
+    if (conn_out_waiting(&c->conn.out) > 0) {
         if (!wireup_connection_flush(w, c)) wireup_dial_failed(w, c, cannot_send);
         return;
     }
-    while (next == CONN_MORE || (next == CONN_FRAME && header.type != WIRE_LINK_ACK)) {
-        // Bytes after the ACK belong to the data plane.
-        ptrdiff_t got = conn_in_receive(&c->input, c->stream, 0);
+    for (header.type = 0; got > 0 && header.type != WIRE_LINK_ACK;) { // bytes after the ACK are of the data plane
+        got = conn_in_frame(&c->conn.in, c->conn.stream, is_answer, &header, &body);
         if (got == -EAGAIN) return;
-        if (got <= 0) {
-            wireup_dial_failed(w, c, got == 0 ? "the other side closed" : transport_error((int)got));
-            return;
-        }
-        next = conn_in_next(&c->input, is_answer, &header, &body);
-        if (next == CONN_FRAME && header.type == WIRE_LINK_HEARD) wireup_await_padding(c, now);
-        if (next == CONN_FRAME && header.type == WIRE_LINK_PADDING) c->padded = true;
+        if (got > 0 && header.type == WIRE_LINK_HEARD) wireup_await_padding(w, c, now);
+        if (got > 0 && header.type == WIRE_LINK_PADDING) c->padded = true;
     }
-    if (next == CONN_MALFORMED || !c->padded) {
+    if (got <= 0 && got != -EPROTO) {
+        wireup_dial_failed(w, c, got == 0 ? "the other side closed" : transport_error(got));
+    } else if (got <= 0 || !c->padded) {
         wireup_dial_failed(w, c, "the answer is not a LINK_ACK after padding");
     } else if (c->hello.kind == WIRE_LINK_PROBE) {
-        c->state = FLOODING;
-        c->deadline = now + (int64_t)c->duration_ms * MS_NS;
-        if (!wireup_connection_watch(w, c, EPOLLOUT)) wireup_dial_failed(w, c, strerror(errno));
+        wireup_connection_set(w, c, FLOODING);
+        wireup_connection_until(w, c, now + (int64_t)c->duration_ms * MS_NS);
+        if (!endpoint_watch(&w->endpoint, &c->conn, EPOLLOUT)) wireup_dial_failed(w, c, strerror(errno));
     } else {
         if (c->hello.kind == WIRE_LINK_DATA) note_dialled(w, c);
         wireup_hand_over(w, c, &c->hello.to);

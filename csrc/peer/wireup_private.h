@@ -3,10 +3,8 @@
 #define PCCL_PEER_WIREUP_PRIVATE_H
 
 #include "base/log.h"
-#include "base/share.h"
-#include "net/conn.h"
+#include "net/endpoint.h"
 #include "net/keys.h"
-#include "net/strangers.h"
 #include "peer/wireup.h"
 
 enum {
@@ -17,14 +15,15 @@ enum {
     LISTENERS = 1 + WIRE_MAX_ADDRESSES,
     MEASUREMENT_SAMPLES = 256,
 };
+_Static_assert((int)LISTENERS <= (int)ENDPOINT_LISTENERS, "each card has one");
 
 enum connection_state {
-    DIALING,     // connect under way
-    AWAIT_ACK,   // hello and padding sent, or in `output`
-    AWAIT_HELLO, // accepted, unknown
-    PARKED,      // hello came early
+    AWAIT_HELLO = ENDPOINT_STRANGER, // accepted or at a relay, unknown
+    DIALING,                         // connect under way
+    AWAIT_ACK,                       // hello and padding sent, or waiting to be
+    PARKED,                          // hello came early
     AWAIT_PADDING,
-    ANSWERING, // accepted; the ACK is in `output`
+    ANSWERING, // accepted; the ACK waits to be sent
     FLOODING,  // outgoing measurement
     MEASURING, // incoming measurement
 };
@@ -41,19 +40,11 @@ struct measurement {
 };
 
 struct connection {
-    enum connection_state state;
-    struct transport *stream;
-    uint32_t slot, serial; // name it in epoll data; `serial` tells a reused slot apart
-    int64_t deadline, since;
-    int64_t narrow_at;            // when padding that has not come counts as lost; INT64_MAX: it does not
+    struct endpoint_conn conn;    // receives not one byte beyond a frame
+    int64_t ends;                 // its deadline, after that for padding, which counts as lost then; 0: none is awaited
     uint32_t duration_ms;         // FLOODING
     bool padded;                  // AWAIT_ACK: the padding has come
-    bool open;                    // AWAIT_HELLO: the handshake is over
-    bool asked;                   // likewise: it does not ask for a relay
-    uint8_t from;                 // accepted: slot of the address (net/strangers)
     struct wire_link_hello hello; // sent, or received from AWAIT_HELLO on
-    struct conn_in input;         // frame being received, and not one byte beyond
-    struct conn_out output;
     struct measurement *measurement; // MEASURING
     uint8_t relay_dials;             // that are left, of one that waits at a relay
     bool at_member;                  // likewise: the relay is one
@@ -73,9 +64,7 @@ struct dialled {
 
 struct wireup {
     struct transport_context *transport;
-    int epoll;
-    struct transport_listener listeners[LISTENERS]; // the first at the address that reached the master
-    uint64_t first_data;
+    struct endpoint endpoint; // of struct connection; its first listener is at the address that reached the master
     struct routes routes;
     struct dialled *dialled; // links that this side has made
     size_t dialled_count, dialled_room;
@@ -84,33 +73,38 @@ struct wireup {
     struct wireup_identity identity;
     int64_t park_limit;
     struct log_limit refusal_log, relay_log, shortage_log;
-    struct connection **slots;
-    size_t slot_room;
-    uint32_t slot_count, serial;
     struct wireup_event *events;
     size_t event_first, event_count, event_capacity;
     int64_t turn;               // its time, which names it
-    struct share strangers;     // of this turn, for handshakes and hellos
     struct relay_server *relay; // NULL: nobody has asked for it yet
     uint8_t *scratch;           // junk to send, bytes received
 };
 
 // ---- of wireup_connection ----
-// Takes ownership of the stream in any case. NULL: the system refused.
-struct connection *wireup_connection_new(struct wireup *w, struct transport *stream, enum connection_state state,
-                                         uint32_t events, int64_t deadline);
-void wireup_connection_free(struct wireup *w, struct connection *c);
-bool wireup_connection_watch(struct wireup *w, struct connection *c, uint32_t events);
+static inline struct connection *wireup_connection(struct endpoint_conn *conn) {
+    return (struct connection *)(void *)conn;
+}
+static inline void wireup_connection_free(struct wireup *w, struct connection *c) {
+    endpoint_close(&w->endpoint, &c->conn);
+}
+static inline void wireup_connection_set(struct wireup *w, struct connection *c, enum connection_state state) {
+    endpoint_set(&w->endpoint, &c->conn, (uint8_t)state);
+}
+// Its deadline; padding is not awaited any more.
+static inline void wireup_connection_until(struct wireup *w, struct connection *c, int64_t deadline) {
+    c->ends = 0;
+    endpoint_until(&w->endpoint, &c->conn, deadline);
+}
 // Sends what the kernel takes of the output, and watches for room for the rest, or for input. False: that failed.
 bool wireup_connection_flush(struct wireup *w, struct connection *c);
 struct wire_header wireup_header(const struct wireup *w);
 // The other side has heard the hello, or has said it: small packets pass. Large ones have half of the time left.
-void wireup_await_padding(struct connection *c, int64_t now);
+void wireup_await_padding(struct wireup *w, struct connection *c, int64_t now);
 // The connection is a link to `id`. Frees it.
 void wireup_hand_over(struct wireup *w, struct connection *c, const struct wire_id *id);
 void wireup_push(struct wireup *w, const struct wireup_event *event);
 // Logs that descriptors are short, if that is the error.
-void wireup_tell_shortage(struct wireup *w, int error);
+void wireup_tell_shortage(void *wireup, int error);
 // Logs why the other end of a connection, or the relay that it leads through, was refused, or refuses.
 void wireup_log_refusal(struct wireup *w, const struct connection *c, int error);
 

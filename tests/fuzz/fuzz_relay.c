@@ -18,13 +18,15 @@ enum { WAIT_MS = 10000 };
 static struct relay_server *servers[2]; // without keys, and with
 
 static struct keys *keys;
+static struct transport_context *context;
 
 static void make_servers(void) {
     if (keys != NULL) return;
     keys = key_files_load(false, 1, 1, 0);
+    context = transport_context_new(NULL);
     for (int i = 0; i < 2; i++) {
-        servers[i] = relay_server_new(&(struct relay_server_options){.keys = i == 0 ? NULL : keys, .links = 8});
-        MUST(servers[i] != NULL);
+        struct relay_server_options options = {.keys = i == 0 ? NULL : keys, .links = 8};
+        MUST(relay_server_new(&options, &servers[i]) == 0);
     }
 }
 
@@ -95,7 +97,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         int pair[2];
         MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
         fds[i] = pair[0];
-        relay_server_take(servers[with_keys], pair[1]);
+        relay_server_take(servers[with_keys], transport_new(context, pair[1], TRANSPORT_ACCEPTS));
         good[i] = say(&in, fds[i], i, with_keys);
     }
     char byte = 0;

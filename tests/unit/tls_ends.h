@@ -119,13 +119,14 @@ static inline void open_good(struct wire *wire) {
 static inline void connect_tcp(struct transport_context *dials, struct transport_context *accepts, int results[2],
                                struct transport *ends[2], int *accepted_count) {
     int poller = descriptor_epoll();
-    struct transport_listener listener = transport_listener_closed(accepts, poller, TLS_TOKEN, 100);
+    int listener = socket_listen(&any_port);
     struct wire_address address, from;
     *accepted_count = 0;
     ends[0] = ends[1] = NULL;
     results[0] = results[1] = -EAGAIN;
-    REQUIRE(transport_listener_open(&listener, socket_listen(&any_port)) == 0 &&
-            socket_local_address(listener.fd, &address));
+    struct epoll_event waits = {.events = EPOLLIN, .data.u64 = TLS_TOKEN};
+    REQUIRE(listener >= 0 && socket_local_address(listener, &address));
+    REQUIRE(epoll_ctl(poller, EPOLL_CTL_ADD, listener, &waits) == 0);
     REQUIRE(transport_dial(dials, &address, &ends[0]) == 0);
     REQUIRE(transport_watch(ends[0], poller, EPOLLOUT, (epoll_data_t){.u64 = 0}));
     while (results[0] == -EAGAIN || (results[0] == 0 && results[1] == -EAGAIN)) {
@@ -135,7 +136,7 @@ static inline void connect_tcp(struct transport_context *dials, struct transport
         for (int i = 0; i < count; i++) {
             uint64_t data = told[i].data.u64;
             if (data == TLS_TOKEN && ends[1] == NULL) {
-                REQUIRE(transport_listener_accept(&listener, &ends[1], &from, 0) == 0);
+                REQUIRE(transport_accept(accepts, listener, &ends[1], &from) == 0);
                 REQUIRE(transport_watch(ends[1], poller, EPOLLIN, (epoll_data_t){.u64 = 1}));
                 ++*accepted_count;
                 results[1] = -EAGAIN;
@@ -149,7 +150,7 @@ static inline void connect_tcp(struct transport_context *dials, struct transport
             }
         }
     }
-    transport_listener_close(&listener);
+    descriptor_close(listener);
     descriptor_close(poller);
 }
 

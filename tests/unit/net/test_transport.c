@@ -18,7 +18,7 @@
 #include "far_end.h"
 #include "net/relay.h"
 
-enum { CARRIED = 1 << 20, TOKEN = 5, WAIT_MS = 2000, PAUSE_MS = 100 };
+enum { CARRIED = 1 << 20, TOKEN = 5, WAIT_MS = 2000 };
 
 static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
 
@@ -28,10 +28,11 @@ static uint8_t byte_at(size_t place) { return (uint8_t)(place % 251); }
 static void connect_pair(struct transport **dialled, struct transport **accepted) {
     int poller = descriptor_epoll();
     struct transport_context *contexts[2] = {transport_context_new(NULL), transport_context_new(NULL)};
-    struct transport_listener listener = transport_listener_closed(contexts[0], poller, TOKEN, 100);
+    int listener = socket_listen(&any_port);
     struct wire_address address, from;
-    REQUIRE(transport_listener_open(&listener, socket_listen(&any_port)) == 0 &&
-            socket_local_address(listener.fd, &address));
+    struct epoll_event waits = {.events = EPOLLIN, .data.u64 = TOKEN};
+    REQUIRE(listener >= 0 && socket_local_address(listener, &address));
+    REQUIRE(epoll_ctl(poller, EPOLL_CTL_ADD, listener, &waits) == 0);
     REQUIRE(transport_dial(contexts[1], &address, dialled) == 0);
     *accepted = NULL;
     REQUIRE(transport_watch(*dialled, poller, EPOLLOUT, (epoll_data_t){.u64 = TOKEN + 1}));
@@ -43,7 +44,7 @@ static void connect_pair(struct transport **dialled, struct transport **accepted
         for (int i = 0; i < count; i++) {
             uint64_t data = told[i].data.u64;
             if (data == TOKEN && *accepted == NULL) {
-                REQUIRE(transport_listener_accept(&listener, accepted, &from, 0) == 0);
+                REQUIRE(transport_accept(contexts[0], listener, accepted, &from) == 0);
                 REQUIRE(transport_watch(*accepted, poller, EPOLLIN, (epoll_data_t){.u64 = TOKEN + 2}));
                 steps[0] = transport_step(*accepted);
             } else if (data == TOKEN + 1 && steps[1] == -EAGAIN) {
@@ -62,7 +63,7 @@ static void connect_pair(struct transport **dialled, struct transport **accepted
     CHECK_EQ(transport_peer(*accepted)->party, TRANSPORT_STRANGER);
     transport_unwatch(*dialled);
     transport_unwatch(*accepted);
-    transport_listener_close(&listener);
+    descriptor_close(listener);
     descriptor_close(poller);
     for (int i = 0; i < 2; i++) transport_context_release(contexts[i]); // the streams hold them
 }
@@ -271,12 +272,7 @@ static void test_all(uint64_t seed) {
     test_poller();
 }
 
-// ---- listeners ----
-
-static bool is_ready(int poller) {
-    struct epoll_event event;
-    return epoll_wait(poller, &event, 1, 100) == 1 && event.data.u64 == TOKEN;
-}
+// ---- relays ----
 
 // Says why a relay is of no use that answers in this way, and then ends the connection. NULL: nobody listens.
 static const char *why_useless(const char *answer) {
@@ -309,83 +305,8 @@ static void test_useless_relays(void) {
     CHECK_STR(why_useless(greeting), "it ended the connection: it has keys of another run, or no room, or was stopped");
 }
 
-static void no_descriptors(bool none) {
-    static struct rlimit before;
-    struct rlimit limit;
-    REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    if (none) before = limit;
-    limit.rlim_cur = none ? 3 : before.rlim_cur;
-    REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-}
-
-static void test_pause(void) {
-    int poller = descriptor_epoll();
-    struct transport_listener listener = transport_listener_closed(far_end_context(), poller, TOKEN, PAUSE_MS);
-    struct wire_address address, from;
-    struct transport *dialled, *accepted;
-    REQUIRE(poller >= 0 && transport_listener_open(&listener, socket_listen(&any_port)) == 0);
-    REQUIRE(socket_local_address(listener.fd, &address));
-    CHECK_EQ(transport_listener_accept(&listener, &accepted, &from, 0), -EAGAIN);
-    CHECK(!transport_listener_pauses(&listener));
-
-    REQUIRE(transport_dial(far_end_context(), &address, &dialled) == 0 && is_ready(poller));
-    no_descriptors(true);
-    CHECK_EQ(transport_listener_accept(&listener, &accepted, &from, 7), -EMFILE);
-    no_descriptors(false);
-    CHECK(transport_listener_pauses(&listener));
-    CHECK_EQ(listener.resumes_ns, 7 + PAUSE_MS * MS_NS);
-    CHECK(!is_ready(poller)); // it would spin
-    transport_listener_tick(&listener, 6 + PAUSE_MS * MS_NS);
-    CHECK(transport_listener_pauses(&listener));
-    transport_listener_tick(&listener, 7 + PAUSE_MS * MS_NS);
-    CHECK(!transport_listener_pauses(&listener) && is_ready(poller));
-
-    REQUIRE(transport_listener_accept(&listener, &accepted, &from, 0) == 0);
-    transport_free(accepted);
-    transport_free(dialled);
-    transport_listener_close(&listener);
-    transport_listener_close(&listener);
-    descriptor_close(poller);
-}
-
-static void test_open_fails(void) {
-    struct transport_listener listener = transport_listener_closed(far_end_context(), -1, TOKEN, PAUSE_MS);
-    CHECK_EQ(transport_listener_open(&listener, -EADDRINUSE), -EADDRINUSE);
-    CHECK_EQ(transport_listener_open(&listener, socket_listen(&any_port)), -EBADF); // nobody can watch it
-    CHECK_EQ(listener.fd, -1);
-    CHECK_EQ(listener.resumes_ns, INT64_MAX);
-}
-
-static void test_several_addresses(void) {
-    struct transport_listener listeners[3],
-        other = transport_listener_closed(far_end_context(), descriptor_epoll(), TOKEN, PAUSE_MS);
-    struct wire_address addresses[3] = {any_port,
-                                        {.family = 4, .bytes = {192, 0, 2, 254}}, // nobody has it
-                                        {.family = 4, .bytes = {127, 0, 1, 1}}};
-    for (int i = 0; i < 3; i++)
-        listeners[i] = transport_listener_closed(far_end_context(), other.poller, TOKEN, PAUSE_MS);
-    REQUIRE(transport_listener_open_all(listeners, addresses, 3) == 0);
-    CHECK(addresses[0].port != 0 && addresses[2].port == addresses[0].port);
-    CHECK(listeners[0].fd >= 0 && listeners[1].fd < 0 && listeners[2].fd >= 0);
-    for (int i = 0; i < 3; i++) transport_listener_close(&listeners[i]);
-
-    check_case("a port that is taken at a later address");
-    struct wire_address taken = {.family = 4, .bytes = {127, 0, 1, 1}};
-    REQUIRE(transport_listener_open(&other, socket_listen(&taken)) == 0 && socket_local_address(other.fd, &taken));
-    addresses[0].port = taken.port;
-    CHECK_EQ(transport_listener_open_all(listeners, addresses, 3), -EADDRINUSE);
-    for (int i = 0; i < 3; i++) CHECK_EQ(listeners[i].fd, -1);
-
-    check_case("a first address that this machine does not have");
-    CHECK_EQ(transport_listener_open_all(listeners, &addresses[1], 2), -EADDRNOTAVAIL);
-    transport_listener_close(&other);
-}
-
 int main(void) {
     test_reach();
-    test_several_addresses();
-    test_pause();
-    test_open_fails();
     test_useless_relays();
     check_case("plain");
     test_all(1);

@@ -311,28 +311,26 @@ static void test_accepted_links(void) {
 // Somebody who has keys of the run listens at the address of a member, or as a master.
 struct impostor {
     struct transport_context *context;
-    struct transport_listener listener;
+    int listener;
     struct wire_address address;
     struct transport *stream;
 };
 
 static void impostor_open(struct impostor *impostor, struct transport_context *context) {
     *impostor = (struct impostor){.context = context};
-    impostor->listener = transport_listener_closed(context, descriptor_epoll(), 0, 100);
-    REQUIRE(transport_listener_open(&impostor->listener, socket_listen(&any_port)) == 0);
-    REQUIRE(socket_local_address(impostor->listener.fd, &impostor->address));
+    impostor->listener = socket_listen(&any_port);
+    REQUIRE(impostor->listener >= 0 && socket_local_address(impostor->listener, &impostor->address));
 }
 
 static void impostor_turn(struct impostor *impostor) {
     struct wire_address from;
-    if (impostor->stream == NULL) transport_listener_accept(&impostor->listener, &impostor->stream, &from, 0);
+    if (impostor->stream == NULL) transport_accept(impostor->context, impostor->listener, &impostor->stream, &from);
     if (impostor->stream != NULL) transport_step(impostor->stream);
 }
 
 static void impostor_close(struct impostor *impostor) {
     transport_free(impostor->stream);
-    transport_listener_close(&impostor->listener);
-    descriptor_close(impostor->listener.poller);
+    descriptor_close(impostor->listener);
 }
 
 static void test_dialled_links(void) {
