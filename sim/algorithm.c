@@ -85,6 +85,14 @@ static struct frame frame_of(const struct engine_model *e, const struct op *op, 
                           .fingerprint = op->args.fingerprint};
 }
 
+// The member's own input.
+static struct frame input_frame(const struct engine_model *e, const struct op *op, uint16_t type) {
+    struct frame frame = frame_of(e, op, type);
+    frame.value = ((const struct moving *)op->work)->input;
+    frame.contributors = 1U << e->slot;
+    return frame;
+}
+
 void sim_algorithm_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame) {
     const struct neighbour *n = neighbour_of(to);
     if (e->sim->processes[n->slot].life == n->life) sim_send(e->sim, e->slot, n->slot, index, frame);
@@ -147,9 +155,7 @@ static void complete_small(struct engine_model *e, struct op *op) {
 }
 
 static void send_input(struct engine_model *e, struct op *op, struct op_member *to) {
-    struct frame mine = frame_of(e, op, WIRE_SMALL);
-    mine.value = ((struct moving *)op->work)->input;
-    mine.contributors = 1U << e->slot;
+    struct frame mine = input_frame(e, op, WIRE_SMALL);
     call_table_drop_implied(to, &op->name);
     sim_algorithm_send(e, to, 0, &mine);
 }
@@ -219,9 +225,7 @@ static void complete_large(struct engine_model *e, struct op *op) {
     judged = sim_algorithm_shown(e, op);
     judge_complete(e->sim, e->slot, &judged);
     struct wire_op_done done = {op->name, (uint16_t)(op->args.subgroup == NULL ? 0 : op->team->count)};
-    struct wire_buffer frame = {0};
-    wire_encode_op_done(&frame, sim_algorithm_header(e), &done);
-    sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
+    SIM_TELL(e->sim, e->slot, op_done, sim_algorithm_header(e), &done);
 }
 
 // Over a lane, which neighbours of the ring have, or the direct link.
@@ -252,6 +256,17 @@ static void next_is_ready(struct engine_model *e, struct op *op) {
     complete_large(e, op);
 }
 
+// Tells the predecessor that its chunks may come, and sends the own one, if it has one.
+static void begin_around(struct engine_model *e, struct op *op, bool sends, uint32_t shard) {
+    struct unexpected *posted = call_table_unexpected(&e->call_table, op, successor(op), WIRE_READY);
+    struct frame ready = frame_of(e, op, WIRE_READY), chunk = input_frame(e, op, WIRE_CHUNK);
+    sim_algorithm_send(e, predecessor(op), 0, &ready);
+    chunk.shard = (uint16_t)shard;
+    if (sends) forward(e, op, &chunk);
+    if (posted != NULL) next_is_ready(e, op);
+    free(posted);
+}
+
 static void begin_ring(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
     uint32_t n = op->team->count, rank = op->team->place;
@@ -265,18 +280,7 @@ static void begin_ring(struct engine_model *e, struct op *op) {
             m->to_send += step != STEP_INVALID && step != STEP_GATHER_LAST;
         }
     }
-    struct unexpected *posted = call_table_unexpected(&e->call_table, op, successor(op), WIRE_READY);
-    struct frame ready = frame_of(e, op, WIRE_READY);
-    sim_algorithm_send(e, predecessor(op), 0, &ready);
-    if (travels(op, n, rank)) {
-        struct frame chunk = frame_of(e, op, WIRE_CHUNK);
-        chunk.shard = (uint16_t)rank;
-        chunk.value = m->input;
-        chunk.contributors = 1U << e->slot;
-        forward(e, op, &chunk);
-    }
-    if (posted != NULL) next_is_ready(e, op);
-    free(posted);
+    begin_around(e, op, travels(op, n, rank), rank);
 }
 
 // The root's number travels round the ring.
@@ -287,18 +291,10 @@ static void begin_chain(struct engine_model *e, struct op *op) {
     m->to_receive = !root;
     m->to_send = !last;
     m->next_ready = last; // nothing is sent there
-    struct unexpected *posted = call_table_unexpected(&e->call_table, op, successor(op), WIRE_READY);
-    struct frame ready = frame_of(e, op, WIRE_READY);
-    sim_algorithm_send(e, predecessor(op), 0, &ready);
-    if (root) {
-        struct frame chunk = frame_of(e, op, WIRE_CHUNK);
-        m->results = 1;
-        chunk.value = m->value = m->input;
-        chunk.contributors = m->contributors = 1U << e->slot;
-        forward(e, op, &chunk);
-    }
-    if (posted != NULL) next_is_ready(e, op);
-    free(posted);
+    m->results = root;
+    m->value = root ? m->input : 0;
+    m->contributors = root ? 1U << e->slot : 0;
+    begin_around(e, op, root, 0);
 }
 
 // Returns `to_root` if only the root receives, `from_root` if only the root sends, and otherwise true.
@@ -317,9 +313,7 @@ static void piece_is_ready(struct engine_model *e, struct op *op, struct op_memb
     bool root = op->team->ranks[op->team->places[other->rank]] == op->args.root;
     if ((m->ready & bit(other)) != 0 || !gives(op, is_root(op, 0), root)) return;
     m->ready |= bit(other);
-    struct frame chunk = frame_of(e, op, WIRE_CHUNK);
-    chunk.value = m->input;
-    chunk.contributors = 1U << e->slot;
+    struct frame chunk = input_frame(e, op, WIRE_CHUNK);
     send_chunk(e, other, &chunk);
     m->to_send--;
     complete_large(e, op);

@@ -102,8 +102,8 @@ void sim_to_master(struct pccl_sim *s, int slot, struct wire_buffer *frames) {
     frames->length = 0;
 }
 
-void sim_send_master(struct pccl_sim *s, struct process *p, struct wire_buffer *frame) {
-    sim_to_master(s, (int)(p - s->processes), frame);
+void sim_send_master(struct pccl_sim *s, int slot, struct wire_buffer *frame) {
+    sim_to_master(s, slot, frame);
     wire_buffer_fini(frame);
 }
 

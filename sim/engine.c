@@ -114,9 +114,7 @@ static void report_mismatch(void *context, const struct wire_mismatch *mismatch)
     struct engine_model *e = context;
     struct wire_header header = sim_algorithm_header(e);
     header.epoch = mismatch->name.epoch;
-    struct wire_buffer frame = {0};
-    wire_encode_mismatch(&frame, header, mismatch);
-    sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
+    SIM_TELL(e->sim, e->slot, mismatch, header, mismatch);
 }
 
 static void cancel(void *context, const struct wire_op_name *name) {
@@ -124,9 +122,7 @@ static void cancel(void *context, const struct wire_op_name *name) {
     struct wire_header header = sim_algorithm_header(e);
     header.epoch = name->epoch;
     struct wire_cancel message = {*name};
-    struct wire_buffer frame = {0};
-    wire_encode_cancel(&frame, header, &message);
-    sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
+    SIM_TELL(e->sim, e->slot, cancel, header, &message);
 }
 
 static void request_epoch(void *context) {
@@ -345,9 +341,7 @@ void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch) {
 }
 
 static void send_report(struct engine_model *e, const struct wire_report *report) {
-    struct wire_buffer frame = {0};
-    wire_encode_report(&frame, sim_algorithm_header(e), report);
-    sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
+    SIM_TELL(e->sim, e->slot, report, sim_algorithm_header(e), report);
 }
 
 // False: memory was refused.

@@ -82,6 +82,7 @@ void sim_draw_faults(struct pccl_sim *s) {
     s->nap_from = 0;
     s->only_apart = s->faults == PCCL_SIM_APART;
     draw_notices(s);
+    s->only = s->only_naps ? "the master stood still" : s->only_notice ? "members left in order" : NULL;
     draw_limits(s);
     if (config->by_hand != 0) {
         s->limit_ns = s->user_timeout_ns = BY_HAND_LIMIT_MS * MS_NS;
@@ -103,12 +104,10 @@ static bool stop(struct pccl_sim *s, int slot, int64_t until) {
 
 static void stall(struct pccl_sim *s) {
     bool master = sim_chance(s, s->master_count > 1 ? 3 : 10);
-    int peer = (int)sim_below(s, s->peers);
-    uint32_t k = sim_draw_master(s);
+    int peer = (int)sim_below(s, s->peers), k = MASTER + (int)sim_draw_master(s), slot = master ? k : peer;
     int64_t until = s->now + effect_draw(s);
-    if (!stop(s, master ? MASTER + (int)k : peer, until)) return;
-    SIM_TRACE(s, "fault: %s %d stands still for %jd ms", master ? "master" : "peer", master ? (int)k + 1 : peer + 1,
-              (until - s->now) / MS_NS);
+    if (!stop(s, slot, until)) return;
+    SIM_TRACE(s, "fault: %s %d stands still for %jd ms", SLOT_NAME(slot), (until - s->now) / MS_NS);
 }
 
 // Long enough for peers to leave it, often just about. Between two of them there is time to come back.
@@ -131,7 +130,7 @@ static void slow_down(struct pccl_sim *s) {
     s->slow_until[from][to] = s->slow_until[to][from] = until;
     s->counts[COUNT_DELAYS]++;
     effect_until(s, until);
-    SIM_TRACE(s, "fault: the path between %d and %d is slow", from + 1, to + 1);
+    SIM_TRACE(s, "fault: the path between %s %d and %s %d is slow", SLOT_NAME(from), SLOT_NAME(to));
 }
 
 static void break_link(struct pccl_sim *s) {
@@ -166,13 +165,13 @@ static void end_held(struct pccl_sim *s, int slot) {
 
 // From some allocation on, once or several times.
 static void refuse_memory(struct pccl_sim *s, int slot) {
-    uint32_t k = sim_draw_master(s);
-    bool master = sim_chance(s, 2);
-    struct shortage *shortage = &s->bodies[master ? MASTER + (int)k : slot].shortage;
+    int k = MASTER + (int)sim_draw_master(s);
+    if (sim_chance(s, 2)) slot = k;
+    struct shortage *shortage = &s->bodies[slot].shortage;
     shortage->granted = (uint32_t)sim_below(s, sim_chance(s, 2) ? 4 : 24);
     shortage->times = sim_chance(s, 2) ? 1 : 1 + (uint32_t)sim_below(s, 12);
     SIM_TRACE(s, "fault: after %u more allocations %u are refused to %s %d", shortage->granted, shortage->times,
-              master ? "master" : "peer", master ? (int)k + 1 : slot + 1);
+              SLOT_NAME(slot));
 }
 
 static void crash(struct pccl_sim *s, int slot, bool told) {

@@ -173,12 +173,9 @@ void judge_ended(struct pccl_sim *s, int slot, const struct judged_op *op) {
     if (instance == NULL || (instance->began >> slot & 1) == 0 || instance_tainted(s, instance)) return;
     uint8_t mine = (uint8_t)op->outcome;
     instance->outcomes[slot] = mine;
-    if (mine == OUTCOME_LOST && s->only_naps)
-        sim_fail(s, "progress", "op (%ju, %ju, %u) is lost at peer %d although only the master stood still",
-                 OP_NAME(op->name), slot + 1);
-    if (mine == OUTCOME_LOST && s->only_notice)
-        sim_fail(s, "progress", "op (%ju, %ju, %u) is lost at peer %d although members left in order",
-                 OP_NAME(op->name), slot + 1);
+    if (mine == OUTCOME_LOST && s->only != NULL)
+        sim_fail(s, "progress", "op (%ju, %ju, %u) is lost at peer %d although only %s", OP_NAME(op->name), slot + 1,
+                 s->only);
     if (!judge_alive_member(s, instance->run, slot, p->life)) return;
     for (int other = 0; other < (int)s->peers; other++) {
         uint8_t theirs = instance->outcomes[other];

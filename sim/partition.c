@@ -98,6 +98,5 @@ void partition_one_way(struct pccl_sim *s) {
     if (sim_chance(s, 2)) cut(s, from, MASTER + (int)sim_draw_master(s), until);
     s->counts[COUNT_ONE_WAYS]++;
     effect_until(s, until);
-    SIM_TRACE(s, "fault: %s %d is not heard by some, for %jd ms", from >= MASTER ? "master" : "peer",
-              from >= MASTER ? from - MASTER + 1 : from + 1, (until - s->now) / MS_NS);
+    SIM_TRACE(s, "fault: %s %d is not heard by some, for %jd ms", SLOT_NAME(from), (until - s->now) / MS_NS);
 }

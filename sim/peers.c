@@ -62,9 +62,7 @@ static void seek_at(struct pccl_sim *s, int slot, int64_t at, bool late) {
 static void lose_master(struct pccl_sim *s, int slot, bool anew) {
     struct process *p = &s->processes[slot];
     if (p->control != 0 && !p->seeking) { // silent
-        struct wire_buffer moved = {0};
-        wire_encode_empty(&moved, member_header(p->core), WIRE_MOVED);
-        sim_send_master(s, p, &moved);
+        SIM_TELL(s, slot, empty, member_header(p->core), WIRE_MOVED);
     }
     sim_close_controls(s, slot, true);
     if (!p->seeking)

@@ -5,6 +5,22 @@
 #include "peer/member.h"
 #include "sim/world.h"
 
+enum { ROSTERS_MOST = 32 };
+
+// Members that the programs name in their calls over lists: those that were let in, or stayed, when the last vote of
+// all to update had passed. The same for all who have passed that vote. Members may be lost since.
+struct roster {
+    uint64_t run, number;
+    uint32_t group, count;
+    uint32_t users[DATA_SLOTS]; // lives of those that go by it
+    struct wire_id ids[DATA_SLOTS];
+};
+
+struct rosters {
+    struct roster list[ROSTERS_MOST];
+    uint32_t next;
+};
+
 enum step { STEP_JOINING, STEP_THINKING, STEP_VOTING, STEP_REDUCING, STEP_SYNCING, STEP_LEAVING };
 
 struct program {
@@ -19,6 +35,9 @@ struct program {
     int64_t leave_by;
 };
 
+// A peer passes an update that ended with the epoch of that number. A tainted one gets a roster that nobody else goes
+// by.
+const struct roster *program_pass_roster(struct pccl_sim *s, int slot, uint64_t number);
 void program_connected(struct pccl_sim *s, int slot, const struct member_action *action);
 // True: it has done what it has to before it leaves, and leaves now.
 bool program_go_on(struct pccl_sim *s, int slot);

@@ -12,7 +12,6 @@
 #include "sim/masters.h"
 #include "sim/peers.h"
 #include "sim/program.h"
-#include "sim/roster.h"
 #include "sim/sim.h"
 #include "sim/state.h"
 #include "sim/trace.h"

@@ -104,9 +104,7 @@ static void finish(struct pccl_sim *s, int slot, bool complete) {
         if (state->donors[i].kept > 0)
             done.sources[done.count++] = (struct wire_sync_source){state->donors[i].id, state->donors[i].kept};
     s->counts[complete ? COUNT_FETCHES : COUNT_NOT_FETCHED]++;
-    struct wire_buffer frame = {0};
-    wire_encode_sync_done(&frame, sim_algorithm_header(p->engine), &done);
-    sim_send_master(s, p, &frame);
+    SIM_TELL(s, slot, sync_done, sim_algorithm_header(p->engine), &done);
 }
 
 static void pump_donor(struct pccl_sim *s, int slot, uint32_t index) {

@@ -61,34 +61,23 @@ static const char *name_id(char out[32], const struct wire_id *id) {
     return out;
 }
 
-static void name_epoch(char out[TEXT_BYTES], int at, const struct wire_epoch *epoch) {
-    at += snprintf(out + at, TEXT_BYTES - (size_t)at, " %ju, group epoch %ju:", epoch->number, epoch->group_epoch);
-    for (uint32_t i = 0; i < epoch->count && at < TEXT_BYTES - 40; i++) {
-        char id[32];
-        bool first = i > 0 && epoch->members[i].group != epoch->members[i - 1].group;
-        at +=
-            snprintf(out + at, TEXT_BYTES - (size_t)at, "%s %s", first ? " |" : "", name_id(id, &epoch->members[i].id));
-    }
+static void name_epoch(FILE *out, const struct wire_epoch *epoch) {
+    char id[32];
+    fprintf(out, " %ju, group epoch %ju:", epoch->number, epoch->group_epoch);
+    for (uint32_t i = 0; i < epoch->count; i++)
+        fprintf(out, "%s %s", i > 0 && epoch->members[i].group != epoch->members[i - 1].group ? " |" : "",
+                name_id(id, &epoch->members[i].id));
 }
 
-static void name_op(char out[TEXT_BYTES], int at, const struct wire_op_name *name, const char *what) {
-    snprintf(out + at, TEXT_BYTES - (size_t)at, " (%ju, %ju, %u) %s", OP_NAME(*name), what);
+static void name_op(FILE *out, const struct wire_op_name *name, const char *what) {
+    fprintf(out, " (%ju, %ju, %u) %s", OP_NAME(*name), what);
 }
 
-static void name_report(char out[TEXT_BYTES], int at, const struct wire_report *report) {
-    static const char *const states[] = {"?", "open", "done", "kept"};
-    for (uint32_t i = 0; i < report->count && at < TEXT_BYTES - 60; i++) {
-        name_op(out, at, &report->ops[i].name, states[report->ops[i].state]);
-        at += (int)strlen(out + at);
-    }
-}
-
-const char *trace_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], const struct wire_header *header,
-                             const uint8_t *body) {
-    static const char *const verdicts[] = {"?", "commit", "abort", "redo", "mismatch", "whole", "cancel"},
+static void name_contents(const struct pccl_sim *s, FILE *out, const struct wire_header *header, const uint8_t *body) {
+    static const char *const verdicts[] = {"?", "commit", "abort", "redo", "mismatch", "whole", "cancel", "deadlock"},
                              *const votes[] = {"?", "update", "pending", "optimize"},
-                             *const reasons[] = {"?", "update", "loss", "relink", "order"};
-    int at = snprintf(out, TEXT_BYTES, "%s [%ju]", wire_type_name(header->type), header->epoch);
+                             *const reasons[] = {"?", "update", "loss", "relink", "order"},
+                             *const states[] = {"?", "open", "done", "kept"};
     struct wire_member *members = s->trace->members;
     struct wire_epoch_commit commit = {.epoch.members = members};
     struct wire_candidate candidate = {.epoch.members = members};
@@ -104,46 +93,52 @@ const char *trace_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], con
     switch (header->type) {
     case WIRE_EPOCH:
         if (!wire_decode_epoch_commit(body, header->length, &commit)) break;
-        at += snprintf(out + at, TEXT_BYTES - (size_t)at, " %s", reasons[commit.reason]);
-        name_epoch(out, at, &commit.epoch);
+        fprintf(out, " %s", reasons[commit.reason]);
+        name_epoch(out, &commit.epoch);
         break;
     case WIRE_CANDIDATE:
         if (!wire_decode_candidate(body, header->length, &candidate)) break;
-        at += snprintf(out + at, TEXT_BYTES - (size_t)at, " attempt %u", candidate.attempt);
-        name_epoch(out, at, &candidate.epoch);
+        fprintf(out, " attempt %u", candidate.attempt);
+        name_epoch(out, &candidate.epoch);
         break;
     case WIRE_REPORT:
-        if (header->length < sizeof ops && wire_decode_report(body, header->length, &report))
-            name_report(out, at, &report);
+        if (header->length >= sizeof ops || !wire_decode_report(body, header->length, &report)) break;
+        for (uint32_t i = 0; i < report.count; i++) name_op(out, &ops[i].name, states[ops[i].state]);
         break;
     case WIRE_VERDICT:
-        if (wire_decode_verdict(body, header->length, verdict))
-            name_op(out, at, &verdict->name, verdicts[verdict->kind]);
+        if (wire_decode_verdict(body, header->length, verdict)) name_op(out, &verdict->name, verdicts[verdict->kind]);
         break;
     case WIRE_DONE:
-        if (wire_decode_op_done(body, header->length, &done)) name_op(out, at, &done.name, "");
+        if (wire_decode_op_done(body, header->length, &done)) name_op(out, &done.name, "");
         break;
     case WIRE_VOTE:
-        if (wire_decode_vote(body, header->length, &vote))
-            snprintf(out + at, TEXT_BYTES - (size_t)at, " %s", votes[vote.kind]);
+        if (wire_decode_vote(body, header->length, &vote)) fprintf(out, " %s", votes[vote.kind]);
         break;
     case WIRE_OUTCOME:
         if (wire_decode_outcome(body, header->length, &outcome))
-            snprintf(out + at, TEXT_BYTES - (size_t)at, " %s: code %u, value %ju", votes[outcome.kind], outcome.code,
-                     outcome.value);
+            fprintf(out, " %s: code %u, value %ju", votes[outcome.kind], outcome.code, outcome.value);
         break;
     case WIRE_LINK_DOWN:
         if (wire_decode_link_down(body, header->length, &down))
-            snprintf(out + at, TEXT_BYTES - (size_t)at, " to %s%s", name_id(id, &down.id),
-                     down.reason == WIRE_LINK_MALFORMED ? ", malformed" : "");
+            fprintf(out, " to %s%s", name_id(id, &down.id), down.reason == WIRE_LINK_MALFORMED ? ", malformed" : "");
         break;
     case WIRE_EXPELLED:
     case WIRE_REFUSED:
-        if (wire_decode_text(body, header->length, &text))
-            snprintf(out + at, TEXT_BYTES - (size_t)at, " %.*s", (int)text.length, text.chars);
+        if (wire_decode_text(body, header->length, &text)) fprintf(out, " %.*s", (int)text.length, text.chars);
         break;
     default: break;
     }
+}
+
+const char *trace_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], const struct wire_header *header,
+                             const uint8_t *body) {
+    FILE *file = fmemopen(out, TEXT_BYTES, "w");
+    out[0] = 0;
+    if (file == NULL) return out;
+    fprintf(file, "%s [%ju]", wire_type_name(header->type), header->epoch);
+    name_contents(s, file, header, body);
+    fclose(file);
+    out[TEXT_BYTES - 1] = 0;
     return out;
 }
 

@@ -23,6 +23,8 @@ __attribute__((format(printf, 2, 3))) void sim_line(struct pccl_sim *s, const ch
     do { \
         if ((s)->tracing) sim_line((s), __VA_ARGS__); \
     } while (0)
+// Arguments for "%s %d".
+#define SLOT_NAME(slot) (slot) >= MASTER ? "master" : "peer", (int)(slot) % MASTER + 1
 // Arguments for "(%ju, %ju, %u)".
 #define OP_NAME(of) (of).epoch, (of).tag, (of).sequence
 const char *trace_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], const struct wire_header *header,

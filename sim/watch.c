@@ -121,10 +121,7 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
         if (s->apart[slot].other != 0) s->apart[slot].cost = s->apart[s->apart[slot].other - 1].cost = 0;
         return;
     }
-    if (s->only_naps)
-        sim_fail(s, "progress", "peer %d is %s although only the master stood still: %s", slot + 1, what, text);
-    if (s->only_notice)
-        sim_fail(s, "progress", "peer %d is %s although members left in order: %s", slot + 1, what, text);
+    if (s->only != NULL) sim_fail(s, "progress", "peer %d is %s although only %s: %s", slot + 1, what, s->only, text);
     if (s->only_apart) judge_apart(s, slot, text, what);
     if (strstr(text, "no master took over the run") != NULL) {
         s->counts[COUNT_GIVEN_UP]++;

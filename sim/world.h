@@ -121,6 +121,7 @@ struct pccl_sim {
     int64_t limit_ns, user_timeout_ns, fault_every_ns, end_at;
     uint32_t recovery_ms; // for which peers look for a master
     struct wire_limits limits;
+    const char *only;     // all that goes wrong, where that may cost nobody; NULL: more
     bool naps, only_naps; // a single master stands still again and again; nothing else goes wrong
     int64_t nap_from;     // for the next one
     bool only_apart;      // pairs are apart; nothing else goes wrong

@@ -8,7 +8,6 @@
 #include "sim/judge_ops.h"
 #include "sim/process.h"
 #include "sim/program.h"
-#include "sim/roster.h"
 #include "sim/sim.h"
 #include "sim/state.h"
 #include "sim/trace.h"
@@ -208,10 +207,10 @@ static void test_rosters(void) {
     begin("a changed frame");
     for (int slot = 0; slot < PEERS; slot++) sim->processes[slot].group = 0;
     sim->processes[1].tainted = true;
-    const struct roster *own = roster_pass(sim, 1, NUMBER), *others = roster_pass(sim, 0, NUMBER);
+    const struct roster *own = program_pass_roster(sim, 1, NUMBER), *others = program_pass_roster(sim, 0, NUMBER);
     CHECK(own != others);
-    CHECK(roster_pass(sim, 2, NUMBER) == others);
-    CHECK(roster_pass(sim, 1, NUMBER) != others);
+    CHECK(program_pass_roster(sim, 2, NUMBER) == others);
+    CHECK(program_pass_roster(sim, 1, NUMBER) != others);
 }
 
 int main(void) {
