@@ -68,7 +68,7 @@ int endpoint_listen_all(struct endpoint *e, struct wire_address *addresses, uint
 
 static bool pauses(const struct endpoint *e) { return e->resumes_ns != 0; }
 
-// Where descriptors or memory are short, a listener that stays readable would keep its thread spinning.
+// A listener that stays readable while descriptors or memory are short would keep its thread spinning.
 static void pause_all(struct endpoint *e, int64_t now_ns) {
     for (uint32_t i = 0; i < e->listener_count; i++) watch_listener(e, i, EPOLL_CTL_MOD, 0);
     e->resumes_ns = now_ns + e->type->pause_ms * MS_NS;

@@ -1,4 +1,4 @@
-// One endpoint: the listeners of a process and the connections that are not handed over to others, in one poller. It
+// An endpoint: the listeners of a process and the connections that are not handed over to others, in one poller. It
 // accepts strangers and drops one where there are too many, pauses where descriptors are short, carries handshakes on,
 // judges who strangers are, and tells when the time of a connection is up. The master, wire-up and the relay use it.
 //
@@ -36,7 +36,7 @@ struct endpoint_conn {
     struct endpoint_conn *next; // of those that are closed
 };
 
-// What its user does.
+// Functions of the user.
 struct endpoint_type {
     size_t bytes;        // of what the user keeps for a connection; all 0 behind the first member
     uint32_t hello_ms;   // in which a stranger has to say what it is for

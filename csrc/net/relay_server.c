@@ -221,7 +221,7 @@ static bool is_hello(struct end *end) {
     return rest == end->hello + RELAY_HELLO_BYTES - 1 && *rest == '\n' && more <= RELAY_CERTIFICATE_BYTES;
 }
 
-// What a stranger says, until it waits for the other end or is joined with it.
+// Hears a stranger until it waits for the other end or is joined with it.
 static void relay_end_hear(void *server, struct endpoint_conn *conn) {
     struct relay_server *s = server;
     struct end *end = end_of(conn);

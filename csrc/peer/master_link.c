@@ -28,7 +28,6 @@ struct master_link {
     struct transport *stream; // NULL: closed
     struct transport *silent; // the connection before, while another card dials; NULL: there is none
     struct conn_out out;
-    bool waits_to_send; // the kernel did not take all of it
 
     // the control thread's
     struct transport_context *transport;
@@ -91,7 +90,6 @@ static void leave(struct master_link *m, bool keeps) {
     m->stream = NULL;
     m->state = CLOSED;
     conn_out_clear(&m->out);
-    m->waits_to_send = false;
     pthread_mutex_unlock(&m->lock);
     if (stream != NULL && !m->seeking && m->cards->count > 1 && keeps) {
         transport_unwatch(stream);
@@ -118,8 +116,7 @@ void master_link_end(struct master_link *m) {
 
 static void await_room(struct master_link *m) {
     lock_assert_held(&m->lock);
-    bool waits = conn_out_waiting(&m->out) > 0;
-    if (waits != m->waits_to_send && watch(m, waits ? EPOLLIN | EPOLLOUT : EPOLLIN)) m->waits_to_send = waits;
+    watch(m, conn_out_waiting(&m->out) > 0 ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 // Sends frames. The control thread reads the end of a connection that broke.

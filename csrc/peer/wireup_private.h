@@ -90,7 +90,7 @@ static inline void wireup_connection_free(struct wireup *w, struct connection *c
 static inline void wireup_connection_set(struct wireup *w, struct connection *c, enum connection_state state) {
     endpoint_set(&w->endpoint, &c->conn, (uint8_t)state);
 }
-// Its deadline; padding is not awaited any more.
+// Sets the deadline; padding is not awaited any more.
 static inline void wireup_connection_until(struct wireup *w, struct connection *c, int64_t deadline) {
     c->ends = 0;
     endpoint_until(&w->endpoint, &c->conn, deadline);

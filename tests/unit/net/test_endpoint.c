@@ -141,8 +141,8 @@ static void test_listen(void) {
     endpoint_fini(&endpoint);
 }
 
-// Adds a stranger of a host that has shown something or nothing, and holds the other end.
-static struct endpoint_conn *add(struct endpoint *endpoint, uint8_t host, bool speaks) {
+// Adds a stranger of a host that has shown this much: nothing, bytes, or who it is.
+static struct endpoint_conn *add(struct endpoint *endpoint, uint8_t host, uint32_t shown) {
     struct wire_address from = {.family = 4, .bytes = {10, 0, 0, host}};
     int pair[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
@@ -150,38 +150,56 @@ static struct endpoint_conn *add(struct endpoint *endpoint, uint8_t host, bool s
     struct endpoint_conn *conn = endpoint_add_stranger(endpoint, stream, &from, 0);
     descriptor_close(pair[1]);
     REQUIRE(conn != NULL);
-    conn->stream->speaks = speaks;
+    conn->stream->speaks = shown > 0;
+    if (shown > 1) conn->stream->peer.party = TRANSPORT_PEER;
     return conn;
 }
 
-// Whether the next stranger, from a host of its own, has this one dropped.
-static bool drops(struct endpoint *endpoint, const struct endpoint_conn *conn) {
-    uint32_t before = ended;
-    struct endpoint_conn *next = add(endpoint, 100, true);
-    bool dropped = ended == before + 1 && conn->state == ENDPOINT_CLOSED;
-    if (next->state != ENDPOINT_CLOSED) endpoint_close(endpoint, next);
-    return dropped;
-}
-
+// Rows are strangers, the oldest first, as host and what they have shown. Each newcomer has the next of `drops` dropped.
 static void test_dropped_first(void) {
+    static const struct {
+        const char *text;
+        struct {
+            uint8_t host, shown;
+        } strangers[MOST];
+        uint32_t count;
+        uint32_t drops[3];
+    } rows[] = {
+        {"one host has more than a quarter, whatever it has shown",
+         {{4, 0}, {1, 2}, {2, 0}, {1, 2}, {3, 1}, {1, 2}, {2, 0}, {5, 0}},
+         1,
+         {1}},
+        {"those that have shown nothing, then bytes, then a proof",
+         {{1, 2}, {2, 1}, {3, 0}, {4, 2}, {5, 1}, {6, 2}, {7, 2}, {8, 2}},
+         3,
+         {2, 1, 4}},
+        {"the oldest of the host that has most",
+         {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {3, 1}, {5, 1}, {6, 1}, {7, 1}},
+         2,
+         {2, 0}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct endpoint endpoint;
+        struct endpoint_conn *conns[MOST];
+        check_case("%s", rows[i].text);
+        begin(&endpoint);
+        for (uint32_t k = 0; k < MOST; k++)
+            conns[k] = add(&endpoint, rows[i].strangers[k].host, rows[i].strangers[k].shown);
+        CHECK_EQ(ended, 0);
+        for (uint32_t k = 0; k < rows[i].count; k++) {
+            add(&endpoint, (uint8_t)(100 + k), 2);
+            CHECK(ended == k + 1 && conns[rows[i].drops[k]]->state == ENDPOINT_CLOSED);
+        }
+        end(&endpoint);
+    }
+    check_case("one that is known makes room");
     struct endpoint endpoint;
-    struct endpoint_conn *conns[MOST];
-    check_case("too many strangers");
+    struct endpoint_conn *conn = NULL;
     begin(&endpoint);
-    // One host has three of eight, more than a quarter; of others, one has two and some have said something.
-    static const uint8_t hosts[MOST] = {4, 1, 2, 1, 3, 1, 2, 5};
-    static const bool speak[MOST] = {true, true, false, true, true, true, false, true};
-    for (uint32_t i = 0; i < MOST; i++) conns[i] = add(&endpoint, hosts[i], speak[i]);
-    CHECK_EQ(ended, 0);
-    CHECK(drops(&endpoint, conns[1])); // the oldest of the crowd
-    conns[1] = add(&endpoint, 6, true);
-    CHECK(drops(&endpoint, conns[2])); // the oldest of those that have said nothing
-    conns[2] = add(&endpoint, 7, true);
-    endpoint_set(&endpoint, conns[6], KNOWN);
-    CHECK_EQ(endpoint.counts[ENDPOINT_STRANGER], MOST - 1);
-    conns[6] = add(&endpoint, 8, true);
-    CHECK(drops(&endpoint, conns[3]));  // the oldest of two
-    CHECK(!drops(&endpoint, conns[0])); // there is room again
+    for (uint8_t k = 0; k < MOST; k++) conn = add(&endpoint, k, 0);
+    endpoint_set(&endpoint, conn, KNOWN);
+    add(&endpoint, 100, 0);
+    CHECK(ended == 0 && endpoint.counts[ENDPOINT_STRANGER] == MOST && endpoint.counts[KNOWN] == 1);
     end(&endpoint);
 }
 
@@ -191,13 +209,13 @@ static void test_places(void) {
     check_case("all places are taken");
     begin(&endpoint);
     for (uint32_t i = 0; i < 2 * MOST; i++) {
-        conns[i] = add(&endpoint, (uint8_t)i, false);
+        conns[i] = add(&endpoint, (uint8_t)i, 0);
         endpoint_set(&endpoint, conns[i], i == 3 ? KNOWN : KNOWN + 1);
         endpoint_until(&endpoint, conns[i], INT64_MAX);
     }
     uint64_t data = conns[3]->stream->data.u64;
     CHECK(endpoint_handle(&endpoint, data, 0) == conns[3]);
-    struct endpoint_conn *next = add(&endpoint, 77, false);
+    struct endpoint_conn *next = add(&endpoint, 77, 0);
     CHECK(conns[3]->state == ENDPOINT_CLOSED && next->place == conns[3]->place);
     CHECK(endpoint_handle(&endpoint, data, 0) == NULL); // what the poller tells of the one before
     endpoint_set(&endpoint, next, KNOWN + 1);
