@@ -1,4 +1,4 @@
-"""Messages of `pccl.state.decode` that cost their reader most, for bench/worst_inputs.py and for tests."""
+"""Messages of `pccl.state.decode` that cost their reader most, for tests/bounds/worst_inputs.py and other tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Sends a listener of pccl what costs it most for its size. bench/worst_inputs.py runs it.
+// Sends a listener of pccl what costs it most for its size. tests/bounds/worst_inputs.py runs it.
 //
 //     worst_inputs KEYS ADDRESS PORT KIND BYTES
 //

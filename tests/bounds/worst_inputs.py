@@ -31,11 +31,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import harness
-from harness import KIB, MIB, Report, Row
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
-sys.path.append(str(harness.ROOT / "tests"))
+import harness
 from frame_numbers import HEADER, TYPES, hello_body
+from harness import KIB, MIB, Report, Row
 from worst_trees import TREES, make_tree, message
 
 from pccl._run import keys as _keys
@@ -121,7 +122,7 @@ def native(kind: str, place: Place, size: int) -> Fire:
     assert process.stdout is not None
     ask, answer = process.stdin, process.stdout
     if answer.readline() != "ready\n":
-        raise harness.BenchError("bench/worst_inputs.c could not make its input; its words stand above")
+        raise harness.BenchError("tests/bounds/worst_inputs.c could not make its input; its words stand above")
 
     def fire() -> int:
         print(file=ask, flush=True)
