@@ -28,12 +28,13 @@ ADDRESS_BUILD := build/address-$(notdir $(ADDRESS_CC))
 FUZZ_BUILD := $(if $(findstring clang,$(ADDRESS_CC)),$(ADDRESS_BUILD),build/fuzz)
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheels wheels-free-threaded try-wheels test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-keys test-keys-small test-fakes test-fakes-small gpu-test gpu-bench site release clean
+.PHONY: help setup build quick wheels wheels-free-threaded try-wheels test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-keys test-keys-small test-fakes test-fakes-small gpu-test gpu-bench site release clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
 	@echo 'make test    all tests; make test-compat: the C tests that are programs written for PCCL; make mutants: all deliberate bugs'
 	@echo 'make test-frameworks  accelerate, transformers, Lightning, DeepSpeed, Ray Train and torchft on pccl; downloads them'
+	@echo 'make quick   the tests that start no process, within a minute'
 	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, the model where spin is there, and 100,000 seeds of the simulator'
 	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'
 	@echo 'make stress  harm a run of real processes for half a minute; make soak: for MINUTES=10, for each of STRESS_SEEDS="1 2", once'
@@ -117,6 +118,13 @@ test-compat: .venv/ready
 
 test-python: .venv/built
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -q --durations=25 tests
+
+# What has neither processes nor sockets, within a minute of a build: between two edits.
+quick: .venv/built
+	$(CMAKE) -S . -B build/test -DPCCL_BUILD_TESTS=ON $(WARNINGS) > build/quick.log && \
+	  $(BIN)/cmake --build build/test -j $(JOBS) >> build/quick.log || { cat build/quick.log; exit 1; }
+	$(CTEST) --test-dir build/test --quiet -L '^(compute|topology|ops|base|bindings)$$'
+	$(BIN)/python -m pytest --quick -n $(JOBS) --dist worksteal -q -r fE tests/python
 
 # All deliberate bugs; `make test` takes a third.
 mutants: .venv/ready

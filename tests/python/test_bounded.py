@@ -131,6 +131,7 @@ def test_any_bytes_are_events_or_an_error(content):
         log.add(events_in(HEAD + content))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("item", [b'{"at":0,"kind":""}\n', b'{"at":0,"kind":"","a":[%s9]}\n' % (b"[]," * 40_000)])
 def test_a_file_of_events_takes_memory_in_proportion(item):
     content = HEAD + item * ((1 << 20) // len(item))

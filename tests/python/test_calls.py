@@ -269,6 +269,7 @@ def test_closing_that_an_exception_cut_short_can_be_repeated():
     assert destroyed == ["pointer"]
 
 
+@pytest.mark.long
 def test_signals_leave_no_lock_taken():
     """Signals come at every place of the attempt: afterwards the lock is free."""
 

@@ -37,6 +37,7 @@ class Other:
         return size
 
 
+@pytest.mark.long
 def test_public_names_lack_nothing():
     assert TOOL["main"]() == 0
 

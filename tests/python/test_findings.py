@@ -383,6 +383,7 @@ def test_ages(case):
 NUMBERS = st.one_of(st.just(0.0), st.floats(0, 3e8), st.floats(0, 100), st.integers(0, 2**48))
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.integers(2, 8), st.data())
 def test_any_numbers(count, data):

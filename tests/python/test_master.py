@@ -838,6 +838,7 @@ def test_a_master_ends_if_nobody_comes():
         master.wait(timeout=60)
 
 
+@pytest.mark.long
 def test_a_master_ends_when_the_last_peer_has_left():
     with MasterNode("127.0.0.1:0", until_empty=2) as master:
         with pccl.Communicator(f"127.0.0.1:{master.port}") as comm:
@@ -847,6 +848,7 @@ def test_a_master_ends_when_the_last_peer_has_left():
         master.wait(timeout=60)
 
 
+@pytest.mark.long
 def test_a_standby_stays_as_long_as_another_one_serves():
     ports = free_ports(2)
     masters = ",".join(f"127.0.0.1:{port}" for port in ports)

@@ -109,6 +109,7 @@ def test_a_wait_inside_the_completion_of_its_future_returns(completer, monkeypat
     assert future.done()
 
 
+@pytest.mark.long
 def test_signals_leave_waits_possible(completer):
     """Signals come at every place of a wait: afterwards it ends, and so does its future."""
     interruptions = 0

@@ -18,6 +18,7 @@ def play_all(play_one: Callable[[int], object], seeds: Iterable[int]) -> None:
             raise AssertionError(f"schedule {seed}") from error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_sample_of_an_epoch_is_in_one_committed_step(part):
     """Members stay in step with each other, commit what they have trained with, and leave nothing."""
@@ -29,6 +30,7 @@ def test_members_that_make_different_numbers_of_steps(part):
     play_all(play_unevenly, range(part, 400, 2))
 
 
+@pytest.mark.long
 def test_programs_of_newcomers_and_members_make_their_steps_together():
     play_all(play_programs, range(1000))
 

@@ -133,6 +133,7 @@ def play(seed: int) -> list[Any]:
     return world.committed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_record_of_an_epoch_is_in_one_committed_step(part):
     for seed in range(part, SCHEDULES, PARTS):

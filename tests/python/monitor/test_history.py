@@ -181,6 +181,7 @@ def test_samples_that_tell_changes_only_lead_to_the_newest_values(steps):
             assert set(links) == {f"{short(e.member)} {short(e.other)}" for e in edges if e.acked_bytes}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [38, 64, 200])
 def test_an_hour_of_a_large_run_has_less_than_20_megabytes(count):
     recorder, size = Recorder(), 0

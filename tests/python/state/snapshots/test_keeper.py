@@ -156,6 +156,7 @@ def test_nothing_is_lost_without_a_loss(members, config):
     assert check_restored(training(members, config, 3, {})) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("members", "config"), CONFIGS)
 def test_a_death_at_any_message_loses_nothing_complete(members, config):
     before = launches(members, config, 1)
