@@ -1,6 +1,8 @@
 """Checks tables. Of docs/timers.md: each name exists in the code, and each deadline and duration of the code is there.
 Of functions: a static function in a constant table of csrc carries the prefix of its module, so that its name is its own.
 
+Of docs/threat-model.md: what must be read to trust the wire is there, and short.
+
 python tools/check_tables.py
 """
 
@@ -12,6 +14,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMERS = "docs/timers.md"
+THREATS = "docs/threat-model.md"
+
+#: What a reader can take in within two days: of the files on that page.
+TRUSTED_LINES = 6000
 
 #: Folders of `csrc` whose duration constants are all timers. In the others, some are spans of measurements.
 FOLDERS_OF_TIMERS = ("api", "master", "peer", "state")
@@ -100,10 +106,22 @@ def unprefixed(texts: dict[str, str]) -> list[str]:
     return found
 
 
+def oversized(page: str, texts: dict[str, str]) -> list[str]:
+    """Complaints about the list of files that everybody who trusts the wire has to read: one is not there, or it is too long."""
+    rows = [line for line in page.splitlines() if re.match(r"\| \d ", line)]
+    listed = [name for line in rows for name in CODE.findall(line) if name.startswith("csrc/")]
+    missing = [f"{THREATS}: there is no {name}" for name in listed if name not in texts]
+    lines = sum(texts.get(name, "").count("\n") for name in listed)
+    if not listed or lines > TRUSTED_LINES:
+        missing.append(f"{THREATS}: {len(listed)} files to trust have {lines} lines; keep them below {TRUSTED_LINES}")
+    return missing
+
+
 def main() -> int:
     """Prints the complaints. Returns the exit status."""
     texts = sources(ROOT)
     found = complaints((ROOT / TIMERS).read_text(encoding="utf-8"), texts) + unprefixed(texts)
+    found += oversized((ROOT / THREATS).read_text(encoding="utf-8"), texts)
     print("\n".join(found) or f"{TIMERS} agrees with the code; functions in tables carry their prefix")
     return 1 if found else 0
 

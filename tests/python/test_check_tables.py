@@ -86,3 +86,18 @@ def test_callbacks_carry_a_prefix(tool: ModuleType) -> None:
     (line,) = tool.unprefixed({"csrc/data/algorithms/ring.c": CALLBACKS})
     assert "begin stands in a table" in line
     assert tool.unprefixed({"csrc/data/algorithms/ring.c": CALLBACKS.replace("begin", "ring_begin")}) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "lines", "words"),
+    [
+        ("| 1 | `csrc/net/a.h`, `csrc/net/a.c` | that |", 3000, []),
+        ("| 1 | `csrc/net/a.h`, `csrc/net/a.c` | that |", 3001, ["2 files to trust have 6002 lines"]),
+        ("| 1 | `csrc/net/b.c` | that |", 1, ["there is no csrc/net/b.c"]),
+        ("no table", 1, ["0 files to trust have 0 lines"]),
+    ],
+)
+def test_what_must_be_read_to_trust_the_wire(tool: ModuleType, page: str, lines: int, words: list[str]) -> None:
+    found = tool.oversized(page, dict.fromkeys(("csrc/net/a.h", "csrc/net/a.c"), "\n" * lines))
+    assert len(found) == len(words)
+    assert all(word in line for word, line in zip(words, found, strict=True))
