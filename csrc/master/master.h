@@ -17,7 +17,7 @@
 #include "net/wire_control.h"
 
 enum {
-    // connections without a hello; then the oldest is dropped. All members may come at once
+    // connections without a hello; net/endpoint drops one of more. All members may come at once
     MASTER_MAX_ANONYMOUS = 1024,
     MASTER_HELLO_LIMIT_MS = 5000, // for the hello
     MASTER_DIAL_BACK_MS = 2000,   // for a newcomer to answer a dial: a lost packet is sent again after a second

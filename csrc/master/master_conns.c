@@ -6,11 +6,6 @@
 
 #include "master/master_private.h"
 
-void master_conn_set(struct master *master, struct conn *conn, enum conn_state state, int64_t deadline_ns) {
-    endpoint_set(&master->endpoint, &conn->at, (uint8_t)state);
-    endpoint_until(&master->endpoint, &conn->at, deadline_ns);
-}
-
 void master_conn_put_off(struct master *master, struct conn *conn, bool put_off) {
     master->put_off_count += (uint32_t)put_off - (uint32_t)conn->put_off;
     conn->put_off = put_off;
@@ -96,7 +91,7 @@ void master_conn_end(struct master *master, struct conn *conn) {
 }
 
 void master_conn_start_closing(struct master *master, struct conn *conn) {
-    master_conn_set(master, conn, CONN_CLOSING, master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS);
+    endpoint_set(&master->endpoint, &conn->at, CONN_CLOSING, master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS);
     conn->run = NULL;
     conn_in_clear(&conn->at.in);
     master_conn_flush(master, conn);

@@ -68,7 +68,7 @@ static void conn_lose(struct master *master, struct conn *conn, const char *why)
     }
     conn->broken = true;
     conn->lost = why;
-    master_conn_set(master, conn, CONN_LOST, INT64_MAX);
+    endpoint_set(&master->endpoint, &conn->at, CONN_LOST, INT64_MAX);
 }
 
 static void conn_expel(struct master *master, struct conn *conn, const char *why) {
@@ -216,7 +216,7 @@ static struct master_run *enter_run(struct master *master, struct conn *conn, bo
     bool named = strcmp(conn->named.chars, WIRE_EVERY_RUN) != 0;
     struct master_run *run = full || !named ? NULL : master_open_run(master, &conn->named);
     if (run != NULL) {
-        master_conn_set(master, conn, CONN_KNOWN, INT64_MAX);
+        endpoint_set(&master->endpoint, &conn->at, CONN_KNOWN, INT64_MAX);
         return conn->run = run;
     }
     LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused a peer of run %s: %s", conn->named.chars,
@@ -274,7 +274,7 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
         if (run != NULL)
             carry_out(master, run, core_peer_resumed(run->core, master->now_ns, index, &conn->at.source, header, body));
     } else if (dial_back_begin(master, conn, &hello)) {
-        master_conn_set(master, conn, CONN_HELD, master->now_ns + MASTER_DIAL_BACK_MS * MS_NS);
+        endpoint_set(&master->endpoint, &conn->at, CONN_HELD, master->now_ns + MASTER_DIAL_BACK_MS * MS_NS);
         if (!endpoint_watch(&master->endpoint, &conn->at, 0)) master_conn_close(master, conn); // its end only
     } else {
         begin_run(master, conn, &hello);
@@ -347,7 +347,7 @@ static void conn_read(struct master *master, struct conn *conn) {
 static void admit_held(struct master *master, struct conn *conn) {
     struct wire_hello hello;
     dial_back_end(master, conn, &hello);
-    master_conn_set(master, conn, CONN_ANONYMOUS, INT64_MAX);
+    endpoint_set(&master->endpoint, &conn->at, CONN_ANONYMOUS, INT64_MAX);
     begin_run(master, conn, &hello);
     if (conn->at.state != CONN_KNOWN) return;
     if (endpoint_await(&master->endpoint, &conn->at))

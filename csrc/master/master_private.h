@@ -143,8 +143,6 @@ static inline bool master_conn_hears(const struct conn *conn) {
 // Whether a frame of this type asks for something, and is answered with the end of the connection.
 bool master_conn_asks(const struct wire_header *header);
 conn_carries_fn *master_conn_carries(const struct conn *conn);
-// In this state it ends at the deadline, INT64_MAX: never.
-void master_conn_set(struct master *master, struct conn *conn, enum conn_state state, int64_t deadline_ns);
 void master_conn_put_off(struct master *master, struct conn *conn, bool put_off);
 // Releases what the master keeps for it. For the endpoint.
 void master_conn_fini(void *master, struct endpoint_conn *conn);

@@ -157,14 +157,15 @@ void endpoint_close(struct endpoint *e, struct endpoint_conn *conn) {
     e->closed = conn;
 }
 
-void endpoint_set(struct endpoint *e, struct endpoint_conn *conn, uint8_t state) {
-    e->counts[conn->state]--;
-    e->counts[conn->state = state]++;
-}
-
 void endpoint_until(struct endpoint *e, struct endpoint_conn *conn, int64_t deadline_ns) {
     conn->deadline_ns = deadline_ns;
     e->next_ns = e->used > 1 ? platform_earlier(e->next_ns, deadline_ns) : deadline_ns;
+}
+
+void endpoint_set(struct endpoint *e, struct endpoint_conn *conn, uint8_t state, int64_t deadline_ns) {
+    e->counts[conn->state]--;
+    e->counts[conn->state = state]++;
+    endpoint_until(e, conn, deadline_ns);
 }
 
 int endpoint_step(struct endpoint *e, struct endpoint_conn *conn) {

@@ -101,8 +101,8 @@ struct endpoint_conn *endpoint_add(struct endpoint *endpoint, struct transport *
 struct endpoint_conn *endpoint_add_stranger(struct endpoint *endpoint, struct transport *stream,
                                             const struct wire_address *source, int64_t now_ns);
 void endpoint_close(struct endpoint *endpoint, struct endpoint_conn *conn);
-void endpoint_set(struct endpoint *endpoint, struct endpoint_conn *conn, uint8_t state);
-// The deadline; INT64_MAX: none.
+// Gives a connection another state, in which it has this deadline; INT64_MAX: none.
+void endpoint_set(struct endpoint *endpoint, struct endpoint_conn *conn, uint8_t state, int64_t deadline_ns);
 void endpoint_until(struct endpoint *endpoint, struct endpoint_conn *conn, int64_t deadline_ns);
 // False, and errno: the poller refuses.
 bool endpoint_watch(struct endpoint *endpoint, struct endpoint_conn *conn, uint32_t events);

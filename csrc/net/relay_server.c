@@ -166,8 +166,7 @@ static void join(struct relay_server *s, struct end *one, struct end *two) {
     bool good = true;
     atomic_fetch_add(&s->links, 1);
     for (int i = 0; i < 2; i++) {
-        endpoint_set(&s->endpoint, &both[i]->conn, END_JOINED);
-        endpoint_until(&s->endpoint, &both[i]->conn, INT64_MAX);
+        endpoint_set(&s->endpoint, &both[i]->conn, END_JOINED, INT64_MAX);
         free(both[i]->certificate);
         both[i]->certificate = NULL;
         good = good && transport_send(both[i]->conn.stream, "+", 1) == 1;
@@ -193,8 +192,7 @@ static void take_hello(struct relay_server *s, struct end *end) {
         if (other != NULL) close_end(s, other);
         close_end(s, end);
     } else {
-        endpoint_set(&s->endpoint, &end->conn, END_WAITS);
-        endpoint_until(&s->endpoint, &end->conn, platform_now_ns() + RELAY_WAIT_MS * MS_NS);
+        endpoint_set(&s->endpoint, &end->conn, END_WAITS, platform_now_ns() + RELAY_WAIT_MS * MS_NS);
     }
 }
 

@@ -24,7 +24,8 @@ static uint32_t part_of_limit(uint64_t part, uint32_t most) {
 static void tell_narrow(struct wireup *w, struct connection *c) {
     const struct wire_id *id = c->conn.state == AWAIT_PADDING ? &c->hello.from : &c->hello.to;
     struct wireup_event event = {.kind = WIREUP_NARROW, .id = *id, .index = c->hello.index};
-    wireup_connection_until(w, c, c->ends);
+    endpoint_until(&w->endpoint, &c->conn, c->ends);
+    c->ends = 0;
     if (c->hello.kind == WIRE_LINK_DATA) wireup_push(w, &event);
 }
 
@@ -43,8 +44,7 @@ static void answer(struct wireup *w, struct connection *c) {
         wireup_connection_free(w, c);
         return;
     }
-    wireup_connection_set(w, c, MEASURING);
-    wireup_connection_until(w, c, platform_now_ns() + WIREUP_PROBE_MS * MS_NS);
+    wireup_connection_set(w, c, MEASURING, platform_now_ns() + WIREUP_PROBE_MS * MS_NS);
 }
 
 static bool is_padding(const struct wire_header *header) { return header->type == WIRE_LINK_PADDING; }
@@ -63,18 +63,16 @@ static void take_padding(struct wireup *w, struct connection *c) {
     }
     wire_encode_link_padding(&c->conn.out.bytes, wireup_header(w));
     wire_encode_empty(&c->conn.out.bytes, wireup_header(w), WIRE_LINK_ACK);
-    wireup_connection_set(w, c, ANSWERING);
-    wireup_connection_until(w, c, platform_now_ns() + WIREUP_UNKNOWN_MS * MS_NS);
+    wireup_connection_set(w, c, ANSWERING, platform_now_ns() + WIREUP_UNKNOWN_MS * MS_NS);
     answer(w, c);
 }
 
-// Acts on a judgement of a complete hello. True: the connection stays parked.
+// Acts on a judgement of a complete hello.
 static void act_on_hello(struct wireup *w, struct connection *c, enum member_judgement judgement) {
     if (judgement == MEMBER_PARK) {
         if (c->conn.state == PARKED) return;
         endpoint_make_room(&w->endpoint, PARKED, part_of_limit(2, WIREUP_PARKED));
-        wireup_connection_set(w, c, PARKED);
-        wireup_connection_until(w, c, platform_now_ns() + w->park_limit);
+        wireup_connection_set(w, c, PARKED, platform_now_ns() + w->park_limit);
         if (!endpoint_watch(&w->endpoint, &c->conn, EPOLLRDHUP)) wireup_connection_free(w, c);
         return;
     }
@@ -83,8 +81,7 @@ static void act_on_hello(struct wireup *w, struct connection *c, enum member_jud
         return;
     }
     wire_encode_empty(&c->conn.out.bytes, wireup_header(w), WIRE_LINK_HEARD);
-    wireup_connection_set(w, c, AWAIT_PADDING);
-    wireup_connection_until(w, c, platform_now_ns() + w->park_limit);
+    wireup_connection_set(w, c, AWAIT_PADDING, platform_now_ns() + w->park_limit);
     wireup_await_padding(w, c, platform_now_ns());
     take_padding(w, c);
 }

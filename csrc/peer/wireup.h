@@ -5,10 +5,9 @@
 // Changes are queued as events (wireup_next). A connection that becomes a link leaves this module with its event.
 // Acceptors survive hostile bytes: a bad hello closes its connection. The descriptors of the process are its owner's:
 // connections without a hello hold at most the WIREUP_UNKNOWN_PART-th part of the soft limit, and WIREUP_UNKNOWN, for
-// WIREUP_UNKNOWN_MS each; parked hellos at most half of it, and WIREUP_PARKED. Beyond that the oldest goes of the
-// address that has most of them, unless its hello has come meanwhile. So a flood from a few addresses keeps out nobody
-// else; one from as many addresses as there is room keeps out whoever needs longer for its hello than the flood for
-// that many connections, and a dialler tries again.
+// WIREUP_UNKNOWN_MS each; parked hellos at most half of it, and WIREUP_PARKED. Beyond that net/endpoint drops one. A
+// flood from as many addresses as there is room keeps out whoever needs longer for its hello than the flood for that
+// many connections, and a dialler tries again.
 #ifndef PCCL_PEER_WIREUP_H
 #define PCCL_PEER_WIREUP_H
 

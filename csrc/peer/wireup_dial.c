@@ -151,8 +151,7 @@ void wireup_dial_step(struct wireup *w, struct connection *c) {
         (transport_refused(error) ? wireup_dial_failed : wireup_dial_fail_route)(w, c, transport_why(stream, error));
         return;
     }
-    wireup_connection_set(w, c, AWAIT_ACK);
-    wireup_connection_until(w, c, c->last_deadline);
+    wireup_connection_set(w, c, AWAIT_ACK, c->last_deadline);
     wire_encode_link_hello(&c->conn.out.bytes, wireup_header(w), &c->hello);
     wire_encode_link_padding(&c->conn.out.bytes, wireup_header(w));
     if (!wireup_connection_flush(w, c)) {
@@ -186,8 +185,7 @@ void wireup_dial_take_ack(struct wireup *w, struct connection *c, int64_t now) {
     } else if (got <= 0 || !c->padded) {
         wireup_dial_failed(w, c, "the answer is not a LINK_ACK after padding");
     } else if (c->hello.kind == WIRE_LINK_PROBE) {
-        wireup_connection_set(w, c, FLOODING);
-        wireup_connection_until(w, c, now + (int64_t)c->duration_ms * MS_NS);
+        wireup_connection_set(w, c, FLOODING, now + (int64_t)c->duration_ms * MS_NS);
         if (!endpoint_watch(&w->endpoint, &c->conn, EPOLLOUT)) wireup_dial_failed(w, c, strerror(errno));
     } else {
         if (c->hello.kind == WIRE_LINK_DATA) note_dialled(w, c);

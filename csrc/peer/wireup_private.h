@@ -87,13 +87,11 @@ static inline struct connection *wireup_connection(struct endpoint_conn *conn) {
 static inline void wireup_connection_free(struct wireup *w, struct connection *c) {
     endpoint_close(&w->endpoint, &c->conn);
 }
-static inline void wireup_connection_set(struct wireup *w, struct connection *c, enum connection_state state) {
-    endpoint_set(&w->endpoint, &c->conn, (uint8_t)state);
-}
-// Sets the deadline; padding is not awaited any more.
-static inline void wireup_connection_until(struct wireup *w, struct connection *c, int64_t deadline) {
+// Gives it another state and its deadline; padding is not awaited any more.
+static inline void wireup_connection_set(struct wireup *w, struct connection *c, enum connection_state state,
+                                         int64_t deadline) {
     c->ends = 0;
-    endpoint_until(&w->endpoint, &c->conn, deadline);
+    endpoint_set(&w->endpoint, &c->conn, (uint8_t)state, deadline);
 }
 // Sends what the kernel takes of the output, and watches for room for the rest, or for input. False: that failed.
 bool wireup_connection_flush(struct wireup *w, struct connection *c);

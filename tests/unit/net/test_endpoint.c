@@ -197,7 +197,7 @@ static void test_dropped_first(void) {
     struct endpoint_conn *conn = NULL;
     begin(&endpoint);
     for (uint8_t k = 0; k < MOST; k++) conn = add(&endpoint, k, 0);
-    endpoint_set(&endpoint, conn, KNOWN);
+    endpoint_set(&endpoint, conn, KNOWN, INT64_MAX);
     add(&endpoint, 100, 0);
     CHECK(ended == 0 && endpoint.counts[ENDPOINT_STRANGER] == MOST && endpoint.counts[KNOWN] == 1);
     end(&endpoint);
@@ -210,15 +210,14 @@ static void test_places(void) {
     begin(&endpoint);
     for (uint32_t i = 0; i < 2 * MOST; i++) {
         conns[i] = add(&endpoint, (uint8_t)i, 0);
-        endpoint_set(&endpoint, conns[i], i == 3 ? KNOWN : KNOWN + 1);
-        endpoint_until(&endpoint, conns[i], INT64_MAX);
+        endpoint_set(&endpoint, conns[i], i == 3 ? KNOWN : KNOWN + 1, INT64_MAX);
     }
     uint64_t data = conns[3]->stream->data.u64;
     CHECK(endpoint_handle(&endpoint, data, 0) == conns[3]);
     struct endpoint_conn *next = add(&endpoint, 77, 0);
     CHECK(conns[3]->state == ENDPOINT_CLOSED && next->place == conns[3]->place);
     CHECK(endpoint_handle(&endpoint, data, 0) == NULL); // what the poller tells of the one before
-    endpoint_set(&endpoint, next, KNOWN + 1);
+    endpoint_set(&endpoint, next, KNOWN + 1, INT64_MAX);
     struct wire_address from = any_port;
     int fd = descriptor_socket(AF_INET, SOCK_STREAM, 0);
     struct transport *stream = transport_new(far_end_context(), fd, TRANSPORT_ACCEPTS);
