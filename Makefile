@@ -256,9 +256,9 @@ test-keys test-keys-small: .venv/built
 
 # test_refused is left out: it refuses each request for memory in turn, and a fake stream takes as many turns more.
 FAKE_SEED ?= 1
-FAKE_C := conn|transport|listener|wireup|master|communicator|engine|engine_links|engine_memory|broadcast|unexpected|failure_detector|sync
+FAKE_C := conn|transport|endpoint|wireup|master|communicator|engine|engine_links|engine_memory|broadcast|unexpected|failure_detector|sync
 FAKE_PYTHON := tests/integration
-test-fakes-small: FAKE_C := conn|transport|listener|wireup|engine_links|engine_memory|unexpected|sync
+test-fakes-small: FAKE_C := conn|transport|endpoint|wireup|engine_links|engine_memory|unexpected|sync
 test-fakes-small: FAKE_PYTHON := $(addprefix tests/integration/,test_membership.py test_sync.py test_closing.py)
 test-fakes test-fakes-small: .venv/ready
 	tests/fakes/run.sh .venv $(FAKE_SEED) $(JOBS) 'test_($(FAKE_C))$$' -n $(TEST_JOBS) --timeout 600 $(FAKE_PYTHON)

@@ -6,10 +6,13 @@
 #include <poll.h>
 
 #include "base/descriptor.h"
+#include "check.h"
 #include "net/socket.h"
 #include "net/transport.h"
 
 enum { FAR_END_PATIENCE_MS = 30000 };
+
+static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
 
 // The test's context, which lives as long as its process.
 static inline struct transport_context *far_end_context(void) {
@@ -91,6 +94,47 @@ static inline bool far_end_closes(struct transport *stream) {
     do got = far_end_read_some(stream, bytes, sizeof bytes);
     while (got > 0);
     return got != -EAGAIN;
+}
+
+// Dials a listener and is accepted; both ends step as a poller tells them. Returns what their steps came to, and the
+// streams where both are 0.
+static inline void far_end_connect(struct transport_context *dials, struct transport_context *accepts, int results[2],
+                                   struct transport *ends[2], int *accepted_count) {
+    int poller = descriptor_epoll();
+    struct wire_address address, from;
+    int listener = socket_listen(&any_port);
+    *accepted_count = 0;
+    ends[0] = ends[1] = NULL;
+    results[0] = results[1] = -EAGAIN;
+    struct epoll_event waits = {.events = EPOLLIN, .data.u64 = 2};
+    REQUIRE(listener >= 0 && socket_local_address(listener, &address));
+    REQUIRE(epoll_ctl(poller, EPOLL_CTL_ADD, listener, &waits) == 0);
+    REQUIRE(transport_dial(dials, &address, &ends[0]) == 0);
+    REQUIRE(transport_watch(ends[0], poller, EPOLLOUT, (epoll_data_t){.u64 = 0}));
+    while (results[0] == -EAGAIN || (results[0] == 0 && results[1] == -EAGAIN)) {
+        struct epoll_event told[3];
+        int count = epoll_wait(poller, told, 3, FAR_END_PATIENCE_MS);
+        REQUIRE(count > 0);
+        for (int i = 0; i < count; i++) {
+            uint64_t data = told[i].data.u64;
+            if (data == 2 && ends[1] == NULL) {
+                REQUIRE(transport_accept(accepts, listener, &ends[1], &from) == 0);
+                REQUIRE(transport_watch(ends[1], poller, EPOLLIN, (epoll_data_t){.u64 = 1}));
+                ++*accepted_count;
+                results[1] = transport_step(ends[1]);
+                if (results[1] == 0) transport_unwatch(ends[1]);
+            } else if (data < 2 && ends[data] != NULL && results[data] == -EAGAIN) {
+                results[data] = transport_step(ends[data]);
+                if (results[data] == 0) transport_unwatch(ends[data]);
+            }
+            if (ends[1] != NULL && results[1] != 0 && results[1] != -EAGAIN) {
+                transport_free(ends[1]);
+                ends[1] = NULL;
+            }
+        }
+    }
+    descriptor_close(listener);
+    descriptor_close(poller);
 }
 
 #endif

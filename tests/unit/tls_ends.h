@@ -12,10 +12,6 @@
 #include "net/tls.h"
 #include "net/transport.h"
 
-enum { TLS_TOKEN = 5, TLS_WAIT_MS = 20000 };
-
-static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
-
 // ---- contexts ----
 
 static inline struct transport_context *context_of(struct keys *keys, enum transport_party party) {
@@ -115,45 +111,6 @@ static inline void open_good(struct wire *wire) {
     transport_context_release(accepts);
 }
 
-// Returns what the two ends' steps came to, and the streams where both are 0.
-static inline void connect_tcp(struct transport_context *dials, struct transport_context *accepts, int results[2],
-                               struct transport *ends[2], int *accepted_count) {
-    int poller = descriptor_epoll();
-    int listener = socket_listen(&any_port);
-    struct wire_address address, from;
-    *accepted_count = 0;
-    ends[0] = ends[1] = NULL;
-    results[0] = results[1] = -EAGAIN;
-    struct epoll_event waits = {.events = EPOLLIN, .data.u64 = TLS_TOKEN};
-    REQUIRE(listener >= 0 && socket_local_address(listener, &address));
-    REQUIRE(epoll_ctl(poller, EPOLL_CTL_ADD, listener, &waits) == 0);
-    REQUIRE(transport_dial(dials, &address, &ends[0]) == 0);
-    REQUIRE(transport_watch(ends[0], poller, EPOLLOUT, (epoll_data_t){.u64 = 0}));
-    while (results[0] == -EAGAIN || (results[0] == 0 && results[1] == -EAGAIN)) {
-        struct epoll_event told[3];
-        int count = epoll_wait(poller, told, 3, TLS_WAIT_MS);
-        REQUIRE(count > 0);
-        for (int i = 0; i < count; i++) {
-            uint64_t data = told[i].data.u64;
-            if (data == TLS_TOKEN && ends[1] == NULL) {
-                REQUIRE(transport_accept(accepts, listener, &ends[1], &from) == 0);
-                REQUIRE(transport_watch(ends[1], poller, EPOLLIN, (epoll_data_t){.u64 = 1}));
-                ++*accepted_count;
-                results[1] = -EAGAIN;
-            } else if (data < 2 && ends[data] != NULL && results[data] == -EAGAIN) {
-                results[data] = transport_step(ends[data]);
-                if (results[data] == 0) transport_unwatch(ends[data]);
-            }
-            if (ends[1] != NULL && results[1] != 0 && results[1] != -EAGAIN) {
-                transport_free(ends[1]);
-                ends[1] = NULL;
-            }
-        }
-    }
-    descriptor_close(listener);
-    descriptor_close(poller);
-}
-
 static inline void open_tcp(struct transport *ends[2], uint32_t renewal, int buffer) {
     struct transport_context *dials = peer_context(), *accepts = master_context();
     int results[2], connections;
@@ -161,7 +118,7 @@ static inline void open_tcp(struct transport *ends[2], uint32_t renewal, int buf
         tls_renew_after(dials, renewal);
         tls_renew_after(accepts, renewal + 1);
     }
-    connect_tcp(dials, accepts, results, ends, &connections);
+    far_end_connect(dials, accepts, results, ends, &connections);
     REQUIRE(CHECK_EQ(results[0], 0) && CHECK_EQ(results[1], 0));
     for (int i = 0; i < 2 && buffer > 0; i++)
         REQUIRE(setsockopt(ends[i]->fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer) == 0);

@@ -16,8 +16,6 @@
 
 enum { PATIENCE_MS = 20000 };
 
-static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
-
 static struct master *start(uint32_t heartbeat_limit_ms) {
     struct master_options options = {.listens = &any_port, .listen_count = 1, .heartbeat_limit_ms = heartbeat_limit_ms};
     struct master *master;

@@ -12,8 +12,6 @@
 
 enum { PATIENCE_MS = 20000, IMPATIENCE_MS = 50 };
 
-static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
-
 static int ask(const struct wire_address *address, int ms, enum wire_activity *out) {
     struct wire_status_is status;
     int error = status_query_ask(far_end_context(), address, NULL, platform_now_ns() + ms * MS_NS, &status);

@@ -9,8 +9,6 @@
 
 enum { FIRST_DATA = 5, PAUSE_MS = 100, HELLO_MS = 1000, MOST = 8, KNOWN = 1 };
 
-static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
-
 // What the endpoint has told its user.
 static uint32_t heard, timed_out, ended;
 static int short_of;

@@ -130,7 +130,7 @@ static void test_rotation(void) {
             struct transport *ends[2];
             int results[2], connections;
             check_case("%s, time %d", rows[i].name, again);
-            connect_tcp(dials, accepts, results, ends, &connections);
+            far_end_connect(dials, accepts, results, ends, &connections);
             CHECK_EQ(results[0], rows[i].result);
             CHECK_EQ(connections, again == 0 ? rows[i].connections : rows[i].connections_again);
             if (results[0] == 0) {
@@ -179,7 +179,7 @@ static void test_runs(void) {
         struct transport *ends[2];
         int results[2], connections;
         check_case("%d dials %d", rows[i].dials, rows[i].accepts);
-        connect_tcp(contexts[rows[i].dials], contexts[rows[i].accepts], results, ends, &connections);
+        far_end_connect(contexts[rows[i].dials], contexts[rows[i].accepts], results, ends, &connections);
         CHECK_EQ(results[0], rows[i].open ? 0 : -EKEYREJECTED);
         if (results[0] == 0) CHECK_STR(transport_peer(ends[1])->run.chars, rows[i].run);
         for (int end = 0; end < 2; end++) transport_free(ends[end]);

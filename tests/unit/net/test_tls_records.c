@@ -71,7 +71,7 @@ static void carry(struct transport *from, struct transport *to, size_t most, uin
         }
         bool waits = !ready[1] && (!ready[0] || sent == total) && received < total;
         struct epoll_event told[2];
-        int count = epoll_wait(poller, told, 2, waits ? TLS_WAIT_MS : 0);
+        int count = epoll_wait(poller, told, 2, waits ? FAR_END_PATIENCE_MS : 0);
         if (!CHECK(count > 0 || !waits)) break; // nobody was told that it can go on
         for (int i = 0; i < count; i++) {
             uint32_t mine = told[i].data.u64 == 0 ? EPOLLOUT : EPOLLIN;
@@ -356,7 +356,7 @@ static void test_turn(void) {
     while (sent < MANY && transport_send(ends[0], "x", 1) == 1) sent++;
     while (received < sent) {
         ptrdiff_t got = transport_recvv(ends[1], &(struct iovec){bytes, sizeof bytes}, 1);
-        if (got == -EAGAIN && !ends[1]->buffered) REQUIRE(transport_wait(ends[1], EPOLLIN, TLS_WAIT_MS));
+        if (got == -EAGAIN && !ends[1]->buffered) REQUIRE(transport_wait(ends[1], EPOLLIN, FAR_END_PATIENCE_MS));
         if (got == -EAGAIN) continue;
         REQUIRE(got > 0);
         CHECK(tls_of(ends[1])->taken <= TLS_BATCH_BYTES + TLS_IN_BYTES + 22);

@@ -1,6 +1,5 @@
 // A stream carries all bytes in order, tells when it ends, and keeps what net/transport.h promises to those who wait
-// for edges alone; plain, and by the fake transport, which does whatever is allowed. A listener takes what comes, pauses
-// where descriptors are short, and takes what waited when it goes on.
+// for edges alone; plain, and by the fake transport, which does whatever is allowed.
 #define _GNU_SOURCE
 #include "net/transport.h"
 
@@ -18,53 +17,23 @@
 #include "far_end.h"
 #include "net/relay.h"
 
-enum { CARRIED = 1 << 20, TOKEN = 5, WAIT_MS = 2000 };
-
-static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
+enum { CARRIED = 1 << 20, WAIT_MS = 2000 };
 
 static uint8_t byte_at(size_t place) { return (uint8_t)(place % 251); }
 
-// Dials a listener and is accepted; both ends step as a poller tells them.
+// Returns both ends of a new connection.
 static void connect_pair(struct transport **dialled, struct transport **accepted) {
-    int poller = descriptor_epoll();
     struct transport_context *contexts[2] = {transport_context_new(NULL), transport_context_new(NULL)};
-    int listener = socket_listen(&any_port);
-    struct wire_address address, from;
-    struct epoll_event waits = {.events = EPOLLIN, .data.u64 = TOKEN};
-    REQUIRE(listener >= 0 && socket_local_address(listener, &address));
-    REQUIRE(epoll_ctl(poller, EPOLL_CTL_ADD, listener, &waits) == 0);
-    REQUIRE(transport_dial(contexts[1], &address, dialled) == 0);
-    *accepted = NULL;
-    REQUIRE(transport_watch(*dialled, poller, EPOLLOUT, (epoll_data_t){.u64 = TOKEN + 1}));
-    int steps[2] = {-EAGAIN, -EAGAIN};
-    for (int turns = 0; steps[0] != 0 || steps[1] != 0; turns++) {
-        struct epoll_event told[3];
-        int count = epoll_wait(poller, told, 3, WAIT_MS);
-        REQUIRE(count > 0 && turns < 1000);
-        for (int i = 0; i < count; i++) {
-            uint64_t data = told[i].data.u64;
-            if (data == TOKEN && *accepted == NULL) {
-                REQUIRE(transport_accept(contexts[0], listener, accepted, &from) == 0);
-                REQUIRE(transport_watch(*accepted, poller, EPOLLIN, (epoll_data_t){.u64 = TOKEN + 2}));
-                steps[0] = transport_step(*accepted);
-            } else if (data == TOKEN + 1 && steps[1] == -EAGAIN) {
-                steps[1] = transport_step(*dialled);
-                if (steps[1] == 0) transport_unwatch(*dialled); // it is writable all the time
-            } else if (data == TOKEN + 2 && steps[0] == -EAGAIN) {
-                steps[0] = transport_step(*accepted);
-            }
-            CHECK(steps[0] == 0 || steps[0] == -EAGAIN);
-            CHECK(steps[1] == 0 || steps[1] == -EAGAIN);
-        }
-    }
+    struct transport *ends[2];
+    int results[2], count;
+    far_end_connect(contexts[1], contexts[0], results, ends, &count);
+    REQUIRE(results[0] == 0 && results[1] == 0 && count == 1);
+    *dialled = ends[0];
+    *accepted = ends[1];
     CHECK_EQ((*dialled)->role, TRANSPORT_DIALS);
     CHECK_EQ((*accepted)->role, TRANSPORT_ACCEPTS);
     CHECK_EQ(transport_peer(*dialled)->party, TRANSPORT_STRANGER);
     CHECK_EQ(transport_peer(*accepted)->party, TRANSPORT_STRANGER);
-    transport_unwatch(*dialled);
-    transport_unwatch(*accepted);
-    descriptor_close(listener);
-    descriptor_close(poller);
     for (int i = 0; i < 2; i++) transport_context_release(contexts[i]); // the streams hold them
 }
 
