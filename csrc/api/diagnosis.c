@@ -13,25 +13,6 @@
 
 enum { ANSWER_MS = 3000 };
 
-struct answer {
-    struct wire_matrix matrix;
-    struct wire_matrix_member members[WIRE_MAX_MEMBERS];
-    struct wire_matrix_edge edges[WIRE_MAX_EDGES];
-    struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
-    struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
-    struct wire_departure departures[WIRE_MAX_DEPARTURES];
-};
-
-static double seconds(uint64_t us) { return (double)us / 1e6; }
-
-static double count(uint64_t parts) { return (double)parts / (double)WIRE_COUNT; }
-
-static pcclRankUuid_t uuid_of(const struct wire_id *id) {
-    pcclRankUuid_t uuid;
-    memcpy(uuid.data, id->bytes, sizeof uuid.data);
-    return uuid;
-}
-
 // ---- asking ----
 
 // A question to the masters of a list, one after another, until one serves the run.
@@ -48,12 +29,14 @@ struct pccl_status_query {
     struct status_query *asked; // NULL: nobody yet
     int error;                  // the last one
     uint32_t foreign;           // version of a master that speaks another one; 0: none does
-    struct answer answer;
+    struct wire_matrix *answer; // NULL: the caller has it
 };
 
+static double seconds(uint64_t us) { return (double)us / 1e6; }
+
 static bool names(const struct wire_matrix *matrix, const struct wire_id *id) {
-    for (uint32_t i = 0; i < matrix->member_count; i++)
-        if (wire_id_equal(&matrix->members[i].member.id, id)) return true;
+    for (size_t i = 0; i < matrix->told.member_count; i++)
+        if (memcmp(matrix->members[i].uuid.data, id->bytes, sizeof id->bytes) == 0) return true;
     return false;
 }
 
@@ -61,7 +44,9 @@ static bool names(const struct wire_matrix *matrix, const struct wire_id *id) {
 static pcclResult_t status_query_new(struct transport_context *transport, uint32_t limit_ms,
                                      struct pccl_status_query **out) {
     struct pccl_status_query *query = transport == NULL ? NULL : calloc(1, sizeof *query);
-    if (query == NULL) {
+    if (query != NULL) query->answer = calloc(1, sizeof *query->answer);
+    if (query == NULL || query->answer == NULL) {
+        free(query);
         transport_context_release(transport);
         return detail_fail(pcclInternalError, "the system refused memory for the answer");
     }
@@ -107,12 +92,7 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
 
 // Carries the turn of one master on until `until_ns`. True: it has answered.
 static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
-    struct wire_matrix *matrix = &query->answer.matrix;
-    *matrix = (struct wire_matrix){.members = query->answer.members,
-                                   .edges = query->answer.edges,
-                                   .numbers = query->answer.numbers,
-                                   .joiners = query->answer.joiners,
-                                   .departures = query->answer.departures};
+    struct wire_matrix *matrix = query->answer;
     query->error = query->asked == NULL
                        ? status_query_begin(query->transport, &query->masters[query->at], &query->run,
                                             query->own ? &query->self : NULL, query->local, &query->asked)
@@ -153,130 +133,25 @@ void pccl_ext_diagnose_end(struct pccl_status_query *query) {
     if (query == NULL) return;
     status_query_end(query->asked);
     transport_context_release(query->transport);
+    free(query->answer);
     free(query);
 }
 
-static void take_member(const struct wire_matrix_member *from, pcclDiagnosisMember_t *out) {
-    const struct wire_ops_seen *ops = &from->ops;
-    *out = (pcclDiagnosisMember_t){
-        .uuid = uuid_of(&from->member.id),
-        .join_number = from->member.join_number,
-        .group = from->member.group,
-        .silent_s = seconds(from->silent_us),
-        .told_s = from->told_us == WIRE_MOST_SEEN ? -1 : seconds(from->told_us),
-        .span_s = seconds(ops->span_us),
-        .recent_s = seconds(from->recent_us),
-        .ops = count(ops->ops),
-        .op_s = seconds(ops->op_us),
-        .processor_s = seconds(ops->processor_us),
-        .live = ops->live,
-        .oldest_s = seconds(ops->oldest_us),
-        .still_s = seconds(ops->still_us),
-        .state_revision = from->state.revision,
-        .state_hash = {from->state.content.low, from->state.content.high},
-        .synced = from->state.kind != WIRE_STATE_NONE,
-        .state_replaced = from->state.kind == WIRE_STATE_REPLACED,
-    };
-    memcpy(out->name, from->member.name.chars, sizeof out->name);
-    socket_address_format(out->address, sizeof out->address, &from->member.address);
-}
-
-static void take_edge(const struct wire_matrix_edge *from, pcclDiagnosisEdge_t *out) {
-    const struct wire_seen *seen = &from->seen;
-    *out = (pcclDiagnosisEdge_t){
-        .member = from->from,
-        .other = from->to,
-        .awaited = seen->awaited,
-        .acked_bytes = (double)seen->acked,
-        .busy_s = seconds(seen->busy_us),
-        .window_s = seconds(seen->window_us),
-        .segments = (double)seen->segments,
-        .retransmits = (double)seen->retransmits,
-        .samples = count(seen->samples),
-        .backlogged = count(seen->backlogged),
-        .loaded_s = seen->backlogged == 0 ? 0 : seconds(seen->delay_us) / count(seen->backlogged),
-        .entries = count(seen->entries),
-        .late_s = seconds(seen->late_us),
-        .early_s = seconds(seen->early_us),
-        .round_trip_s = seconds(seen->round_trip_us),
-        .queue_s = seconds(seen->queue_us),
-        .by_memory = seen->reason == PACE_MEMORY,
-        .lanes = seen->lanes,
-        .reason = pace_reason_text((enum pace_reason)seen->reason),
-    };
-}
-
-static void take_joiner(const struct wire_matrix_joiner *from, pcclDiagnosisJoiner_t *out) {
-    *out = (pcclDiagnosisJoiner_t){
-        .uuid = uuid_of(&from->id),
-        .group = from->group,
-        .joining = from->joining,
-        .done = from->progress.done,
-        .total = from->progress.total,
-        .progress_s = seconds(from->progress.span_us),
-        .wait_s = seconds(from->wait_us),
-    };
-    memcpy(out->name, from->name.chars, sizeof out->name);
-    socket_address_format(out->address, sizeof out->address, &from->address);
-}
-
-static pcclResult_t make(const struct answer *answer, pcclDiagnosis_t **out) {
-    const struct wire_matrix *matrix = &answer->matrix;
-    pcclDiagnosis_t *made = calloc(1, sizeof *made);
-    *out = NULL;
-    if (made != NULL) {
-        *made = (pcclDiagnosis_t){
-            .heartbeat_limit_s = matrix->heartbeat_limit_ms / 1e3,
-            .counts_only = matrix->counts_only,
-            .peer_count = matrix->peers,
-            .epoch = matrix->epoch,
-            .member_count = matrix->member_count,
-            .edge_count = matrix->edge_count,
-            .members = calloc(matrix->member_count + 1, sizeof *made->members),
-            .edges = calloc(matrix->edge_count + 1, sizeof *made->edges),
-            .generation = matrix->generation,
-            .votes = matrix->votes,
-            .number_count = matrix->number_count,
-            .numbers = calloc(matrix->number_count + 1, sizeof *made->numbers),
-            .joiner_count = matrix->joiner_count,
-            .joiners = calloc(matrix->joiner_count + 1, sizeof *made->joiners),
-        };
-    }
-    if (made == NULL || made->members == NULL || made->edges == NULL || made->numbers == NULL ||
-        made->joiners == NULL) {
-        pcclDiagnosisFree(made);
-        return detail_fail(pcclInternalError, "the system refused memory for the diagnosis");
-    }
-    for (size_t i = 0; i < made->member_count; i++) take_member(&matrix->members[i], &made->members[i]);
-    for (size_t i = 0; i < made->edge_count; i++) take_edge(&matrix->edges[i], &made->edges[i]);
-    for (size_t i = 0; i < made->number_count; i++) {
-        made->numbers[i].member = matrix->numbers[i].member;
-        made->numbers[i].value = matrix->numbers[i].number.value;
-        memcpy(made->numbers[i].name, matrix->numbers[i].number.name, sizeof matrix->numbers[i].number.name);
-    }
-    for (size_t i = 0; i < made->joiner_count; i++) take_joiner(&matrix->joiners[i], &made->joiners[i]);
-    *out = made;
-    return pcclSuccess;
+// Gives the answer to the caller.
+static void take_answer(struct pccl_status_query *query, pcclDiagnosis_t **out) {
+    struct wire_matrix *answer = query->answer;
+    for (size_t i = 0; i < answer->told.edge_count; i++)
+        answer->edges[i].reason = pace_reason_text((enum pace_reason)answer->reasons[i]);
+    *out = &answer->told;
+    query->answer = NULL;
 }
 
 pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds, pcclDiagnosis_t **out) {
     REQUIRE_NOT_NULL(query);
     REQUIRE_NOT_NULL(out);
     RETURN_IF_FAILED(wait_until(query, platform_now_ns() + milliseconds * MS_NS));
-    return make(&query->answer, out);
-}
-
-bool pccl_ext_diagnose_departure(const struct pccl_status_query *query, uint32_t index, pccl_ext_departure_t *out) {
-    if (index >= query->answer.matrix.departure_count) return false;
-    const struct wire_departure *from = &query->answer.departures[index];
-    *out = (pccl_ext_departure_t){.uuid = uuid_of(&from->gone.id),
-                                  .group = from->group,
-                                  .rank = from->rank,
-                                  .reason = (pccl_ext_loss_t)from->gone.reason,
-                                  .ago_s = seconds(from->ago_us)};
-    memcpy(out->name, from->name.chars, sizeof out->name);
-    memcpy(out->why, from->gone.why, sizeof out->why);
-    return true;
+    take_answer(query, out);
+    return pcclSuccess;
 }
 
 pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclDiagnosis_t **out) {
@@ -285,19 +160,12 @@ pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclDiagnosis_t **out) {
     struct pccl_status_query *query = NULL;
     RETURN_IF_FAILED(pccl_ext_diagnose_begin(comm, ANSWER_MS, &query));
     pcclResult_t code = wait_until(query, INT64_MAX);
-    if (code == pcclSuccess) code = make(&query->answer, out);
+    if (code == pcclSuccess) take_answer(query, out);
     pccl_ext_diagnose_end(query);
     return code;
 }
 
-void pcclDiagnosisFree(pcclDiagnosis_t *diagnosis) {
-    if (diagnosis == NULL) return;
-    free(diagnosis->members);
-    free(diagnosis->edges);
-    free(diagnosis->numbers);
-    free(diagnosis->joiners);
-    free(diagnosis);
-}
+void pcclDiagnosisFree(pcclDiagnosis_t *diagnosis) { free(diagnosis); }
 
 // ---- links of this communicator ----
 

@@ -340,19 +340,8 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
 // pccl_ext_master_has_run. Needs no pcclInit.
 pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
                                          bool insecure, uint32_t limit_ms, struct pccl_status_query **out);
-// pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.
+// pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time. Any other result ends it.
 pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds, pcclDiagnosis_t **out);
-// A member that is gone.
-typedef struct pccl_ext_departure {
-    pcclRankUuid_t uuid;
-    uint32_t group, rank; // rank: in its group, before it went
-    pccl_ext_loss_t reason;
-    double ago_s;
-    char name[64];
-    char why[128];
-} pccl_ext_departure_t;
-// Writes the departure number `index`, the newest last, of an answer that has come. False: it has no more.
-bool pccl_ext_diagnose_departure(const struct pccl_status_query *query, uint32_t index, pccl_ext_departure_t *out);
 void pccl_ext_diagnose_end(struct pccl_status_query *query); // NULL is allowed
 
 // ---- links ----

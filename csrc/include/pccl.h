@@ -570,6 +570,17 @@ typedef struct pcclDiagnosisJoiner_t {
     double progress_s, wait_s; // in which it has done so; since it came, or of 3 since it called sync_shared_state
 } pcclDiagnosisJoiner_t;
 
+// A member that is gone.
+typedef struct pcclDiagnosisDeparture_t {
+    pcclRankUuid_t uuid;
+    char name[64];
+    uint32_t group, rank; // rank: in its group, before it went
+    // 0: unknown; 1: died; 2: silent; 3: unreachable; 4: expelled; 5: drained; 6: left; 7: its program ended
+    int reason;
+    double ago_s;
+    char why[128]; // what the master says of it
+} pcclDiagnosisDeparture_t;
+
 typedef struct pcclDiagnosis_t {
     double heartbeat_limit_s;
     bool counts_only;    // the master told a stranger no more than the two counts below
@@ -583,6 +594,8 @@ typedef struct pcclDiagnosis_t {
     pcclDiagnosisNumber_t *PCCL_NULLABLE numbers; // likewise
     size_t joiner_count;
     pcclDiagnosisJoiner_t *PCCL_NULLABLE joiners; // at most 24
+    size_t departure_count;
+    pcclDiagnosisDeparture_t *PCCL_NULLABLE departures; // the last ones, at most 64, the newest last
 } pcclDiagnosis_t;
 
 // Asks the master what the members have seen of their ops and of each other in the last seconds. The caller frees *out

@@ -574,7 +574,7 @@ void core_describe(struct master_core *core, int64_t now_ns, const struct wire_h
     if (trusted || proves_member(table, header, body))
         matrix_describe(&core->run.matrix, table, core->run.votes_ended, now_ns, out);
     else
-        matrix_count(table, out);
+        matrix_count(table->limit_ns, table->count, table->number, out);
 }
 
 uint64_t core_epoch(const struct master_core *core) { return core->run.table.number; }

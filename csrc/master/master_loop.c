@@ -7,6 +7,7 @@
 
 #include "base/descriptor.h"
 #include "master/master_private.h"
+#include "master/matrix.h"
 #include "net/socket.h"
 
 enum {
@@ -186,8 +187,6 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
 
 static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     struct wire_status_is status = {.activity = WIRE_IDLE, .ended_ms = UINT64_MAX};
-    const struct wire_matrix nothing = {
-        .version = WIRE_VERSION, .heartbeat_limit_ms = master->heartbeat_limit_ms, .counts_only = 1};
     struct master_run *run = master_find_run(master, &conn->named);
     if (strcmp(conn->named.chars, WIRE_EVERY_RUN) == 0) status.activity = (uint8_t)activity_of_all(master);
     if (run != NULL) status = core_status(run->core, master->now_ns);
@@ -206,7 +205,7 @@ static void answer(struct master *master, struct conn *conn, const struct wire_h
     else if (run != NULL)
         core_describe(run->core, master->now_ns, header, body, conn_is_trusted(conn), &conn->at.out.bytes);
     else
-        wire_encode_matrix(&conn->at.out.bytes, (struct wire_header){0}, &nothing);
+        matrix_count(master->heartbeat_limit_ms * MS_NS, 0, 0, &conn->at.out.bytes);
     master_conn_start_closing(master, conn);
 }
 

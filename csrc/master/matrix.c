@@ -3,6 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "link/pace.h"
+#include "net/socket.h"
+
 enum {
     FADE = 7,               // FADE / FADE_OF of the earlier sums is left with each report: the last few reports count
     FADE_OF = 10,           // likewise
@@ -31,7 +34,7 @@ static void add(uint64_t *sum, uint64_t newest) {
 static void add_ended(struct matrix_row *row, const struct wire_ops_seen *newest) {
     struct wire_ops_seen *sums = &row->sums.ops;
     memmove(&row->ended[1], &row->ended[0], (MATRIX_BEGUN - 1) * sizeof row->ended[0]);
-    row->ended[0].ops = newest->ops * WIRE_COUNT;
+    row->ended[0].ops = newest->ops * MATRIX_PARTS;
     row->ended[0].op_us = newest->op_us;
     row->ended[0].span_us = row->open_us;
     row->ended[0].processor_us = row->open_processor_us;
@@ -61,8 +64,8 @@ static void add_seen(struct wire_seen *sums, const struct wire_seen *newest) {
     add(&sums->acked, newest->acked);
     add(&sums->busy_us, newest->busy_us);
     add(&sums->window_us, newest->window_us);
-    add(&sums->samples, newest->samples * WIRE_COUNT);
-    add(&sums->backlogged, newest->backlogged * WIRE_COUNT);
+    add(&sums->samples, newest->samples * MATRIX_PARTS);
+    add(&sums->backlogged, newest->backlogged * MATRIX_PARTS);
     add(&sums->delay_us, newest->delay_us);
     if (newest->round_trip_us > 0) sums->round_trip_us = newest->round_trip_us;
     sums->queue_us = newest->queue_us;
@@ -76,7 +79,7 @@ static void add_seen(struct wire_seen *sums, const struct wire_seen *newest) {
 static void add_begun(struct wire_seen *sums, struct matrix_recent *recent, const struct wire_seen *newest) {
     if (newest->entries == 0) return;
     memmove(&recent->begun[1], &recent->begun[0], (MATRIX_BEGUN - 1) * sizeof recent->begun[0]);
-    recent->begun[0].entries = newest->entries * WIRE_COUNT;
+    recent->begun[0].entries = newest->entries * MATRIX_PARTS;
     recent->begun[0].late_us = newest->late_us;
     recent->begun[0].early_us = newest->early_us;
     sums->entries = sums->late_us = sums->early_us = 0;
@@ -128,7 +131,7 @@ static uint32_t told_at(const struct wire_telemetry *told, const struct wire_id 
 }
 
 static bool is_faded(const struct wire_seen *seen) {
-    return seen->acked < WIRE_COUNT && seen->samples == 0 && seen->awaited == 0;
+    return seen->acked < MATRIX_PARTS && seen->samples == 0 && seen->awaited == 0;
 }
 
 // Merges a report. Entries of members that it omits fade and make room; the others come first, in the order of the
@@ -175,8 +178,8 @@ static void add_fresh(struct wire_telemetry *fresh, const struct wire_telemetry 
         }
         sums->acked = bounded(sums->acked + newest->acked);
         sums->busy_us = bounded(sums->busy_us + newest->busy_us);
-        sums->samples = bounded(sums->samples + newest->samples * WIRE_COUNT);
-        sums->backlogged = bounded(sums->backlogged + newest->backlogged * WIRE_COUNT);
+        sums->samples = bounded(sums->samples + newest->samples * MATRIX_PARTS);
+        sums->backlogged = bounded(sums->backlogged + newest->backlogged * MATRIX_PARTS);
         if (newest->round_trip_us > 0) sums->round_trip_us = newest->round_trip_us;
     }
 }
@@ -270,7 +273,7 @@ bool matrix_look(struct matrix *matrix, struct membership *table, const struct p
             struct weights_edge *edge = &edges[i * group->count + to->rank];
             edge->rate = (double)seen->acked / busy_s;
             edge->round_trip_us = (double)seen->round_trip_us;
-            if (seen->samples >= (uint64_t)SAMPLES_LEAST * WIRE_COUNT && seen->acked >= BYTES_LEAST)
+            if (seen->samples >= (uint64_t)SAMPLES_LEAST * MATRIX_PARTS && seen->acked >= BYTES_LEAST)
                 edge->backlogged = (double)seen->backlogged / (double)seen->samples;
         }
         begin_fresh(row);
@@ -283,40 +286,109 @@ static uint64_t since_us(int64_t then_ns, int64_t now_ns) {
 }
 
 // The place of a member of the same group in the table's order. False: it is none.
-static bool place_of(struct membership *table, const struct peer_record *of, const struct wire_id *id, uint16_t *out) {
+static bool place_of(struct membership *table, const struct peer_record *of, const struct wire_id *id, uint32_t *out) {
     const struct peer_record *peer = membership_by_id(table, id);
     if (peer == NULL || peer == of || !peer->accepted || peer->group != of->group) return false;
-    *out = (uint16_t)((uint32_t)(peer->group->members - table->order) + peer->rank);
+    *out = (uint32_t)(peer->group->members - table->order) + peer->rank;
     return true;
 }
 
-static void describe_member(const struct matrix_row *row, const struct peer_record *peer, int64_t now_ns,
-                            struct wire_matrix_member *out) {
-    *out = (struct wire_matrix_member){.member = peer->member,
-                                       .state = peer->state,
-                                       .silent_us = since_us(peer->heard.at_ns, now_ns),
-                                       .told_us = WIRE_MOST_SEEN};
-    if (row == NULL || row->told_ns == 0) return; // numbers alone
-    out->told_us = since_us(row->told_ns, now_ns);
-    if (out->told_us < out->silent_us) out->silent_us = out->told_us;
-    out->ops = row->sums.ops;
-    out->recent_us = row->recent_us < UINT32_MAX ? (uint32_t)row->recent_us : UINT32_MAX;
-    // Time without the end of an op counts where it is more than usual, and before the first end.
-    double each_us = out->ops.ops == 0 ? 0 : (double)out->ops.span_us * WIRE_COUNT / (double)out->ops.ops;
-    double more_us = (double)row->open_us - each_us;
-    if (more_us <= 0) return;
-    out->ops.span_us = bounded(out->ops.span_us + (uint64_t)more_us);
-    out->ops.processor_us += (uint64_t)((double)row->open_processor_us * more_us / (double)row->open_us);
-    out->ops.processor_us = bounded(out->ops.processor_us);
+static double seconds(uint64_t us) { return (double)us / 1e6; }
+
+static double count(uint64_t parts) { return (double)parts / (double)MATRIX_PARTS; }
+
+static void describe_peer(const struct wire_member *member, pcclRankUuid_t *uuid, char name[WIRE_MAX_NAME + 1],
+                          char address[WIRE_MAX_NAME + 1]) {
+    memcpy(uuid->data, member->id.bytes, sizeof member->id.bytes);
+    memcpy(name, member->name.chars, sizeof member->name.chars);
+    socket_address_format(address, WIRE_MAX_NAME + 1, &member->address);
 }
 
-static void tell_numbers(const struct matrix_row *row, uint16_t place, struct wire_matrix *answer) {
-    for (uint32_t i = 0; i < row->numbers.count && answer->number_count < WIRE_MAX_NUMBERS_TOLD; i++)
-        answer->numbers[answer->number_count++] = (struct wire_matrix_number){place, row->numbers.list[i]};
+// Time without the end of an op counts where it is more than usual, and before the first end.
+static void add_open(const struct matrix_row *row, struct wire_ops_seen *ops) {
+    double each_us = ops->ops == 0 ? 0 : (double)ops->span_us * MATRIX_PARTS / (double)ops->ops;
+    double more_us = (double)row->open_us - each_us;
+    if (more_us <= 0) return;
+    ops->span_us = bounded(ops->span_us + (uint64_t)more_us);
+    ops->processor_us += (uint64_t)((double)row->open_processor_us * more_us / (double)row->open_us);
+    ops->processor_us = bounded(ops->processor_us);
+}
+
+static void describe_member(const struct matrix_row *row, const struct peer_record *peer, int64_t now_ns,
+                            pcclDiagnosisMember_t *out) {
+    uint64_t silent_us = since_us(peer->heard.at_ns, now_ns);
+    *out = (pcclDiagnosisMember_t){.join_number = peer->member.join_number,
+                                   .group = peer->member.group,
+                                   .silent_s = seconds(silent_us),
+                                   .told_s = -1,
+                                   .state_revision = peer->state.revision,
+                                   .state_hash = {peer->state.content.low, peer->state.content.high},
+                                   .synced = peer->state.kind != WIRE_STATE_NONE,
+                                   .state_replaced = peer->state.kind == WIRE_STATE_REPLACED};
+    describe_peer(&peer->member, &out->uuid, out->name, out->address);
+    if (row == NULL || row->told_ns == 0) return; // numbers alone
+    struct wire_ops_seen ops = row->sums.ops;
+    add_open(row, &ops);
+    out->told_s = seconds(since_us(row->told_ns, now_ns));
+    if (out->told_s < out->silent_s) out->silent_s = out->told_s;
+    out->span_s = seconds(ops.span_us);
+    out->recent_s = seconds(row->recent_us);
+    out->ops = count(ops.ops);
+    out->op_s = seconds(ops.op_us);
+    out->processor_s = seconds(ops.processor_us);
+    out->live = ops.live;
+    out->oldest_s = seconds(ops.oldest_us);
+    out->still_s = seconds(ops.still_us);
+}
+
+static void describe_edge(const struct wire_seen *seen, uint32_t member, uint32_t other, pcclDiagnosisEdge_t *out) {
+    *out = (pcclDiagnosisEdge_t){
+        .member = member,
+        .other = other,
+        .awaited = seen->awaited,
+        .acked_bytes = (double)seen->acked,
+        .busy_s = seconds(seen->busy_us),
+        .window_s = seconds(seen->window_us),
+        .segments = (double)seen->segments,
+        .retransmits = (double)seen->retransmits,
+        .samples = count(seen->samples),
+        .backlogged = count(seen->backlogged),
+        .loaded_s = seen->backlogged == 0 ? 0 : seconds(seen->delay_us) / count(seen->backlogged),
+        .entries = count(seen->entries),
+        .late_s = seconds(seen->late_us),
+        .early_s = seconds(seen->early_us),
+        .round_trip_s = seconds(seen->round_trip_us),
+        .queue_s = seconds(seen->queue_us),
+        .by_memory = seen->reason == PACE_MEMORY,
+        .lanes = seen->lanes,
+    };
+}
+
+static void tell_edges(const struct matrix_row *row, struct membership *table, uint32_t place, uint32_t each,
+                       struct wire_matrix *answer) {
+    for (uint32_t k = 0, told = 0; k < row->sums.count && told < each; k++) {
+        const struct wire_seen *seen = &row->sums.others[k].seen;
+        size_t *count = &answer->told.edge_count;
+        uint32_t other;
+        if (*count == WIRE_MAX_EDGES || !place_of(table, table->order[place], &row->sums.others[k].id, &other))
+            continue;
+        answer->reasons[*count] = seen->reason;
+        describe_edge(seen, place, other, &answer->edges[(*count)++]);
+        told++;
+    }
+}
+
+static void tell_numbers(const struct matrix_row *row, uint32_t place, struct wire_matrix *answer) {
+    for (uint32_t i = 0; i < row->numbers.count && answer->told.number_count < WIRE_MAX_NUMBERS_TOLD; i++) {
+        const struct wire_number *number = &row->numbers.list[i];
+        pcclDiagnosisNumber_t *out = &answer->numbers[answer->told.number_count++];
+        *out = (pcclDiagnosisNumber_t){.member = place, .value = number->value};
+        memcpy(out->name, number->name, sizeof number->name);
+    }
 }
 
 // False: the peer is not on its way into the run.
-static bool find_joining(const struct membership *table, const struct peer_record *peer, uint8_t *joining) {
+static bool find_joining(const struct membership *table, const struct peer_record *peer, int *joining) {
     bool is_full = table->limits.most > 0 && table->count >= table->limits.most;
     *joining = peer->accepted ? WIRE_JOINING_RECEIVES
                : peer->copies ? WIRE_JOINING_COPIES
@@ -328,17 +400,19 @@ static bool find_joining(const struct membership *table, const struct peer_recor
 }
 
 static void tell_joiners(const struct membership *table, int64_t now_ns, struct wire_matrix *answer) {
-    for (uint32_t i = 0; i < table->slots && answer->joiner_count < WIRE_MAX_JOINERS; i++) {
+    for (uint32_t i = 0; i < table->slots && answer->told.joiner_count < WIRE_MAX_JOINERS; i++) {
         const struct peer_record *peer = &table->peers[i];
-        struct wire_matrix_joiner *joiner = &answer->joiners[answer->joiner_count];
+        pcclDiagnosisJoiner_t *joiner = &answer->joiners[answer->told.joiner_count];
         if (!find_joining(table, peer, &joiner->joining)) continue;
-        joiner->id = peer->member.id;
+        describe_peer(&peer->member, &joiner->uuid, joiner->name, joiner->address);
         joiner->group = peer->member.group;
-        joiner->name = peer->member.name;
-        joiner->address = peer->member.address;
-        joiner->wait_us = bounded(since_us(peer->waits_since, now_ns));
-        if (peer->copies || membership_has_state(table, peer->member.group)) joiner->progress = peer->progress;
-        answer->joiner_count++;
+        joiner->wait_s = seconds(since_us(peer->waits_since, now_ns));
+        if (peer->copies || membership_has_state(table, peer->member.group)) {
+            joiner->done = peer->progress.done;
+            joiner->total = peer->progress.total;
+            joiner->progress_s = seconds(peer->progress.span_us);
+        }
+        answer->told.joiner_count++;
     }
 }
 
@@ -346,59 +420,52 @@ static void tell_departures(const struct membership *table, int64_t now_ns, stru
     uint32_t room = WIRE_MAX_MEMBERS - table->count, most = room < WIRE_MAX_DEPARTURES ? room : WIRE_MAX_DEPARTURES;
     for (uint32_t i = table->departed_count > most ? table->departed_count - most : 0; i < table->departed_count; i++) {
         const struct membership_departure *departed = &table->departed[i % WIRE_MAX_DEPARTURES];
-        answer->departures[answer->departure_count] = departed->told;
-        answer->departures[answer->departure_count++].ago_us = bounded(since_us(departed->at_ns, now_ns));
+        pcclDiagnosisDeparture_t *out = &answer->departures[answer->told.departure_count++];
+        *out = departed->told;
+        out->ago_s = seconds(since_us(departed->at_ns, now_ns));
     }
+}
+
+// NULL: memory was refused, and so `out` failed.
+static struct wire_matrix *begin_answer(int64_t heartbeat_limit_ns, uint32_t peers, uint64_t epoch,
+                                        struct wire_buffer *out) {
+    struct wire_matrix *answer = calloc(1, sizeof *answer);
+    out->failed |= answer == NULL;
+    if (answer == NULL) return NULL;
+    answer->version = WIRE_VERSION;
+    answer->told =
+        (pcclDiagnosis_t){.heartbeat_limit_s = (double)heartbeat_limit_ns / 1e9, .peer_count = peers, .epoch = epoch};
+    return answer;
 }
 
 static void make_answer(const struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,
                         struct wire_buffer *out) {
-    struct wire_matrix answer = {.version = WIRE_VERSION,
-                                 .heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
-                                 .epoch = table->number,
-                                 .generation = table->generation,
-                                 .votes = votes};
+    struct wire_matrix *answer = begin_answer(table->limit_ns, table->count, table->number, out);
+    if (answer == NULL) return;
+    answer->told.generation = table->generation;
+    answer->told.votes = votes;
+    answer->told.member_count = table->count;
     uint32_t each = table->count == 0 ? 0 : WIRE_MAX_EDGES / table->count;
     if (each < EDGES_LEAST) each = EDGES_LEAST;
-    answer.members = calloc(table->count + 1, sizeof *answer.members);
-    answer.edges = calloc(WIRE_MAX_EDGES, sizeof *answer.edges);
-    answer.numbers = calloc(WIRE_MAX_NUMBERS_TOLD, sizeof *answer.numbers);
-    answer.joiners = calloc(WIRE_MAX_JOINERS, sizeof *answer.joiners);
-    answer.departures = calloc(WIRE_MAX_DEPARTURES, sizeof *answer.departures);
-    bool made = answer.members != NULL && answer.edges != NULL && answer.numbers != NULL && answer.joiners != NULL &&
-                answer.departures != NULL;
-    if (made) tell_joiners(table, now_ns, &answer);
-    if (made) tell_departures(table, now_ns, &answer);
-    for (uint32_t i = 0; i < table->count && made; i++) {
-        const struct peer_record *peer = table->order[i];
-        const struct matrix_row *row = row_of(matrix, table, peer);
-        describe_member(row, peer, now_ns, &answer.members[answer.member_count++]);
-        if (row != NULL) tell_numbers(row, (uint16_t)i, &answer);
-        for (uint32_t k = 0, told = 0; row != NULL && k < row->sums.count && told < each; k++) {
-            struct wire_matrix_edge edge = {.from = (uint16_t)i, .seen = row->sums.others[k].seen};
-            if (answer.edge_count == WIRE_MAX_EDGES || !place_of(table, peer, &row->sums.others[k].id, &edge.to))
-                continue;
-            answer.edges[answer.edge_count++] = edge;
-            told++;
-        }
+    tell_joiners(table, now_ns, answer);
+    tell_departures(table, now_ns, answer);
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct matrix_row *row = row_of(matrix, table, table->order[i]);
+        describe_member(row, table->order[i], now_ns, &answer->members[i]);
+        if (row == NULL) continue;
+        tell_numbers(row, i, answer);
+        tell_edges(row, table, i, each, answer);
     }
-    answer.peers = answer.member_count;
-    out->failed = !made; // not an answer without members
-    wire_encode_matrix(out, membership_header(table), &answer);
-    free(answer.members);
-    free(answer.edges);
-    free(answer.numbers);
-    free(answer.joiners);
-    free(answer.departures);
+    wire_encode_matrix(out, membership_header(table), answer);
+    free(answer);
 }
 
-void matrix_count(const struct membership *table, struct wire_buffer *out) {
-    struct wire_matrix answer = {.version = WIRE_VERSION,
-                                 .heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
-                                 .counts_only = 1,
-                                 .peers = table->count,
-                                 .epoch = table->number};
-    wire_encode_matrix(out, (struct wire_header){0}, &answer);
+void matrix_count(int64_t heartbeat_limit_ns, uint32_t peers, uint64_t epoch, struct wire_buffer *out) {
+    struct wire_matrix *answer = begin_answer(heartbeat_limit_ns, peers, epoch, out);
+    if (answer == NULL) return;
+    answer->told.counts_only = true;
+    wire_encode_matrix(out, (struct wire_header){0}, answer);
+    free(answer);
 }
 
 void matrix_describe(struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,

@@ -8,6 +8,9 @@
 #include "master/membership.h"
 #include "topology/topology.h"
 
+// Counts are kept in parts of one, since sums fade: so many are 1.
+#define MATRIX_PARTS UINT64_C(1000)
+
 enum {
     MATRIX_ANSWER_MS = 100, // ms between two encodings of the answer, at least
     MATRIX_BEGUN = 4,       // reports with the beginnings or ends of operations that are kept
@@ -28,7 +31,7 @@ struct matrix_recent {
     } sent[MATRIX_SENT];
 };
 
-// The row of a member. Counts are in parts of one (WIRE_COUNT).
+// The row of a member. Counts are in parts of one (MATRIX_PARTS).
 struct matrix_row {
     struct wire_id id;
     int64_t told_ns;
@@ -67,7 +70,7 @@ void matrix_note_numbers(struct matrix *matrix, struct membership *table, const 
 bool matrix_look(struct matrix *matrix, struct membership *table, const struct peer_group *group,
                  struct weights_edge *edges);
 // Appends the answer to a stranger's DIAGNOSE as one frame: how many members there are, and no id, name or address.
-void matrix_count(const struct membership *table, struct wire_buffer *out);
+void matrix_count(int64_t heartbeat_limit_ns, uint32_t peers, uint64_t epoch, struct wire_buffer *out);
 // Appends the answer to a member's DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS and in each epoch
 // at most: the members of the epoch in force, what they see of each other, peers on their way into the run, and the
 // members that went last. Of very many members each tells of a few alone, its neighbours in the ring first. `votes`:

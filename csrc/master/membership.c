@@ -208,8 +208,12 @@ void membership_note_lost(struct membership *table, const struct wire_member *me
     struct wire_gone *gone = &table->lost_members[table->lost_count++];
     *gone = (struct wire_gone){.id = member->id, .reason = (uint8_t)reason};
     snprintf(gone->why, sizeof gone->why, "%s", why);
-    table->departed[table->departed_count++ % WIRE_MAX_DEPARTURES] = (struct membership_departure){
-        {.gone = *gone, .name = member->name, .group = member->group, .rank = rank}, table->now_ns};
+    struct membership_departure *departed = &table->departed[table->departed_count++ % WIRE_MAX_DEPARTURES];
+    *departed =
+        (struct membership_departure){{.group = member->group, .rank = rank, .reason = (int)reason}, table->now_ns};
+    memcpy(departed->told.uuid.data, member->id.bytes, sizeof member->id.bytes);
+    memcpy(departed->told.name, member->name.chars, sizeof member->name.chars);
+    memcpy(departed->told.why, gone->why, sizeof gone->why);
 }
 
 static void leave(struct membership *table, struct peer_record *peer, enum wire_loss_reason reason,

@@ -145,7 +145,7 @@ struct membership {
     struct wire_id left[WIRE_MAX_MEMBERS];           // of left_run
     struct wire_gone lost_members[WIRE_MAX_MEMBERS]; // accepted peers that are gone, and no epoch has told yet
     struct membership_departure {
-        struct wire_departure told; // without its time
+        pcclDiagnosisDeparture_t told; // without its time
         int64_t at_ns;
     } departed[WIRE_MAX_DEPARTURES]; // a ring, for whoever asks for the status
 };

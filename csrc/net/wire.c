@@ -29,14 +29,15 @@ enum {
     RESUMED = 4 + 1 + 1 + ENDED_VOTE + 4 + SYNC_END,
     SEEN = 14 * 8 + 2 + 1,
     OPS_SEEN = 8 * 8,
-    STATE = 1 + 8 + HASH,
-    MATRIX_MEMBER = MEMBER + STATE + 2 * 8 + OPS_SEEN + 4,
     PROGRESS = 3 * 8,
-    JOINER = ID + 4 + NAME + ADDRESS + 1 + 8 + PROGRESS,
-    MATRIX = 2 + 4 + 1 + 4 + 8 + 4 + 4 + 8 + 8 + 4 + 4 + 4,
+    MATRIX = 2 + 8 + 1 + 4 + 3 * 8 + 5 * 4,
     NUMBER = 1 + WIRE_MAX_NUMBER_NAME + 8,
-    MATRIX_NUMBERS = WIRE_MAX_NUMBERS_TOLD * (2 + NUMBER),
-    MATRIX_EDGE = 2 + 2 + SEEN,
+    SHOWN = NAME + WIRE_MAX_NAME,
+    MATRIX_MEMBER = ID + SHOWN + 8 + 4 + SHOWN + 13 * 8 + 2,
+    MATRIX_EDGE = 4 + 4 + 14 * 8 + 1 + 4 + 1,
+    MATRIX_NUMBER = 4 + NUMBER,
+    JOINER = ID + SHOWN + 4 + SHOWN + 1 + 4 * 8,
+    DEPARTURE = ID + SHOWN + 4 + 4 + 1 + 8 + 1 + WIRE_MAX_WHY,
     RESUME = HELLO + NAME + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + ENDED_VOTE + EPOCH + 4 + 4 + QUORUM +
         WIRE_SIGNATURE_BYTES,
 };
@@ -47,10 +48,8 @@ enum {
     ADDRESSES = WIRE_MAX_ADDRESSES * ADDRESS,
     IDS = WIRE_MAX_MEMBERS * ID,
     MEMBERS = WIRE_MAX_MEMBERS * (MEMBER + WIRE_MAX_NAME + ADDRESSES),
-    MATRIX_MEMBERS = WIRE_MAX_MEMBERS * (MATRIX_MEMBER + WIRE_MAX_NAME + ADDRESSES),
-    JOINERS = WIRE_MAX_JOINERS * (JOINER + WIRE_MAX_NAME),
-    DEPARTURE = ID + 1 + 1 + WIRE_MAX_WHY + NAME + WIRE_MAX_NAME + 4 + 4 + 8,
-    MATRIX_LISTS = MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE + MATRIX_NUMBERS + JOINERS,
+    MATRIX_LISTS = WIRE_MAX_MEMBERS * MATRIX_MEMBER + WIRE_MAX_EDGES * MATRIX_EDGE +
+        WIRE_MAX_NUMBERS_TOLD * MATRIX_NUMBER + WIRE_MAX_JOINERS * JOINER,
     REPORTS = 2 * WIRE_MAX_LIVE_OPS * (OP_NAME + 1 + 1 + 2),
     OUTLINE = WIRE_MAX_OUTLINE * 4,
     SOURCES = WIRE_MAX_MEMBERS * (ID + 8),
@@ -151,7 +150,7 @@ _Static_assert(VERDICT + WIRE_MAX_TEXT + IDS <= WIRE_MAX_CONTROL_BYTES, "a verdi
 _Static_assert(4 + REPORTS <= WIRE_MAX_CONTROL_BYTES, "a report fits a control frame");
 _Static_assert(RESUME + RESUME_LISTS <= (int)WIRE_MAX_CONTROL_BYTES, "what a peer knows fits a control frame");
 
-_Static_assert(DEPARTURE *WIRE_MAX_MEMBERS <= (int)MATRIX_MEMBERS, "a departure has the place of a member");
+_Static_assert((int)DEPARTURE <= (int)MATRIX_MEMBER, "a departure has the place of a member");
 _Static_assert(MATRIX + MATRIX_LISTS <= WIRE_MAX_CONTROL_BYTES, "a matrix fits a control frame");
 
 static bool type_known(uint16_t type) { return type < sizeof types / sizeof types[0] && types[type].name != NULL; }

@@ -15,7 +15,7 @@
 #include "net/cursor.h"
 
 enum {
-    WIRE_VERSION = 17,
+    WIRE_VERSION = 18,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_HEAD_BYTES = 64, // of data frames: struct wire_head

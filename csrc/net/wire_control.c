@@ -224,11 +224,15 @@ static void visit_linked(struct cursor *c, struct wire_linked *m) {
     EACH(c, i, m->count) cursor_range(c, &m->narrow[i], 0, 1);
 }
 
+static void visit_why(struct cursor *c, char why[WIRE_MAX_WHY + 1]) {
+    uint8_t length = visit_chars(c, why, 0, WIRE_MAX_WHY);
+    if (cursor_judges(c)) cursor_expect(c, strnlen(why, length) == length);
+}
+
 static void visit_gone(struct cursor *c, struct wire_gone *gone) {
     visit_id(c, &gone->id);
     cursor_range(c, &gone->reason, WIRE_LOSS_UNKNOWN, WIRE_LOSS_ENDED);
-    uint8_t length = visit_chars(c, gone->why, 0, WIRE_MAX_WHY);
-    if (cursor_judges(c)) cursor_expect(c, strnlen(gone->why, length) == length);
+    visit_why(c, gone->why);
 }
 
 static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
@@ -438,18 +442,22 @@ static void visit_diagnose(struct cursor *c, struct wire_diagnose *m) {
     cursor_bytes(c, m->secret, sizeof m->secret);
 }
 
-static void visit_program_number(struct cursor *c, struct wire_number *number) {
-    uint8_t length = visit_chars(c, number->name, 1, WIRE_MAX_NUMBER_NAME);
+static void visit_double(struct cursor *c, double *value) {
     uint64_t bits = 0;
-    if (c->writes) memcpy(&bits, &number->value, sizeof bits);
-    if (cursor_judges(c)) cursor_expect(c, wire_is_number_name(number->name, length));
+    if (c->writes) memcpy(&bits, value, sizeof bits);
     cursor_u64(c, &bits);
-    if (!c->writes) memcpy(&number->value, &bits, sizeof bits);
+    if (!c->writes) memcpy(value, &bits, sizeof bits);
+}
+
+static void visit_program_number(struct cursor *c, char *name, double *value) {
+    uint8_t length = visit_chars(c, name, 1, WIRE_MAX_NUMBER_NAME);
+    if (cursor_judges(c)) cursor_expect(c, wire_is_number_name(name, length));
+    visit_double(c, value);
 }
 
 static void visit_numbers(struct cursor *c, struct wire_numbers *m) {
     cursor_count(c, &m->count, WIRE_MAX_NUMBERS);
-    EACH(c, i, m->count) visit_program_number(c, &m->list[i]);
+    EACH(c, i, m->count) visit_program_number(c, m->list[i].name, &m->list[i].value);
 }
 
 static void visit_waits(struct cursor *c, struct wire_waits *m) {
@@ -470,70 +478,131 @@ static void visit_precopy(struct cursor *c, struct wire_precopy *m) {
     wire_visit_progress(c, &m->progress);
 }
 
-static void visit_state(struct cursor *c, struct wire_state *state) {
-    cursor_range(c, &state->kind, WIRE_STATE_NONE, WIRE_STATE_REPLACED);
-    cursor_u64(c, &state->revision);
-    visit_hash(c, &state->content);
+// Measurements, in fields that follow each other: at most WIRE_MOST_SEEN, or -1 for none.
+static void visit_amounts(struct cursor *c, double *first, double *last) {
+    for (; first <= last; first++) {
+        visit_double(c, first);
+        cursor_expect(c, (*first >= 0 && *first <= (double)WIRE_MOST_SEEN) || *first == -1);
+    }
+}
+
+static void visit_amount(struct cursor *c, double *amount) { visit_amounts(c, amount, amount); }
+
+static void visit_uuid(struct cursor *c, pcclRankUuid_t *uuid) { cursor_bytes(c, uuid->data, sizeof uuid->data); }
+
+// A name or an address, to be shown as it is.
+static void visit_shown(struct cursor *c, char chars[WIRE_MAX_NAME + 1]) {
+    uint8_t length = visit_chars(c, chars, 0, WIRE_MAX_NAME);
+    if (cursor_judges(c)) cursor_expect(c, peer_name_is_clean(chars, length));
+}
+
+static void visit_flag(struct cursor *c, bool *flag) {
+    uint8_t value = *flag;
+    cursor_range(c, &value, 0, 1);
+    if (!c->writes) *flag = value == 1;
+}
+
+static void visit_enum(struct cursor *c, int *value, uint8_t most) {
+    uint8_t number = (uint8_t)*value;
+    cursor_range(c, &number, 0, most);
+    if (!c->writes) *value = number;
+}
+
+static void visit_size(struct cursor *c, size_t *size, uint32_t most) {
+    uint32_t count = (uint32_t)*size;
+    cursor_count(c, &count, most);
+    *size = count;
+}
+
+static void visit_matrix_member(struct cursor *c, pcclDiagnosisMember_t *member) {
+    visit_uuid(c, &member->uuid);
+    visit_shown(c, member->name);
+    cursor_u64(c, &member->join_number);
+    cursor_u32(c, &member->group);
+    visit_shown(c, member->address);
+    visit_amounts(c, &member->silent_s, &member->processor_s);
+    wire_visit_number(c, &member->live);
+    visit_amounts(c, &member->oldest_s, &member->still_s);
+    cursor_u64(c, &member->state_revision);
+    cursor_u64(c, &member->state_hash[0]);
+    cursor_u64(c, &member->state_hash[1]);
+    visit_flag(c, &member->synced);
+    visit_flag(c, &member->state_replaced);
+}
+
+static void visit_matrix_edge(struct cursor *c, pcclDiagnosisEdge_t *edge, uint8_t *reason) {
+    cursor_u32(c, &edge->member);
+    cursor_u32(c, &edge->other);
+    wire_visit_number(c, &edge->awaited);
+    visit_amounts(c, &edge->acked_bytes, &edge->queue_s);
+    visit_flag(c, &edge->by_memory);
+    cursor_u32(c, &edge->lanes);
+    cursor_u8(c, reason);
+}
+
+static void visit_matrix_joiner(struct cursor *c, pcclDiagnosisJoiner_t *joiner) {
+    visit_uuid(c, &joiner->uuid);
+    visit_shown(c, joiner->name);
+    cursor_u32(c, &joiner->group);
+    visit_shown(c, joiner->address);
+    visit_enum(c, &joiner->joining, WIRE_JOINING_SPARE);
+    wire_visit_number(c, &joiner->done);
+    wire_visit_number(c, &joiner->total);
+    cursor_expect(c, joiner->done <= joiner->total);
+    visit_amounts(c, &joiner->progress_s, &joiner->wait_s);
+}
+
+static void visit_departure(struct cursor *c, pcclDiagnosisDeparture_t *departure) {
+    visit_uuid(c, &departure->uuid);
+    visit_shown(c, departure->name);
+    cursor_u32(c, &departure->group);
+    cursor_u32(c, &departure->rank);
+    visit_enum(c, &departure->reason, WIRE_LOSS_ENDED);
+    visit_amount(c, &departure->ago_s);
+    visit_why(c, departure->why);
 }
 
 static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
+    pcclDiagnosis_t *told = &m->told;
     cursor_u16(c, &m->version);
+    if (!c->writes)
+        *told = (pcclDiagnosis_t){.members = m->members,
+                                  .edges = m->edges,
+                                  .numbers = m->numbers,
+                                  .joiners = m->joiners,
+                                  .departures = m->departures};
     if (cursor_judges(c) && m->version != WIRE_VERSION) { // whatever follows
-        *m = (struct wire_matrix){.version = m->version};
         c->at = c->end;
         return;
     }
-    cursor_u32(c, &m->heartbeat_limit_ms);
-    cursor_range(c, &m->counts_only, 0, 1);
-    cursor_u32(c, &m->peers);
-    cursor_u64(c, &m->epoch);
-    cursor_count(c, &m->member_count, WIRE_MAX_MEMBERS);
-    cursor_expect(c, m->peers <= WIRE_MAX_MEMBERS && m->member_count == (m->counts_only ? 0 : m->peers));
-    EACH(c, i, m->member_count) {
-        visit_member(c, &m->members[i].member);
-        visit_state(c, &m->members[i].state);
-        wire_visit_number(c, &m->members[i].silent_us);
-        wire_visit_number(c, &m->members[i].told_us);
-        wire_visit_ops_seen(c, &m->members[i].ops);
-        cursor_u32(c, &m->members[i].recent_us);
+    visit_amount(c, &told->heartbeat_limit_s);
+    visit_flag(c, &told->counts_only);
+    cursor_u32(c, &told->peer_count);
+    cursor_u64(c, &told->epoch);
+    cursor_u64(c, &told->generation);
+    cursor_u64(c, &told->votes);
+    visit_size(c, &told->member_count, WIRE_MAX_MEMBERS);
+    cursor_expect(c, told->peer_count <= WIRE_MAX_MEMBERS);
+    cursor_expect(c, told->member_count == (told->counts_only ? 0 : told->peer_count));
+    EACH(c, i, told->member_count) visit_matrix_member(c, &m->members[i]);
+    visit_size(c, &told->edge_count, WIRE_MAX_EDGES);
+    EACH(c, i, told->edge_count) {
+        const pcclDiagnosisEdge_t *edge = &m->edges[i];
+        visit_matrix_edge(c, &m->edges[i], &m->reasons[i]);
+        cursor_expect(c, edge->member < told->member_count && edge->other < told->member_count);
+        cursor_expect(c, edge->member != edge->other);
     }
-    cursor_count(c, &m->edge_count, WIRE_MAX_EDGES);
-    EACH(c, i, m->edge_count) {
-        struct wire_matrix_edge *edge = &m->edges[i];
-        cursor_u16(c, &edge->from);
-        cursor_u16(c, &edge->to);
-        wire_visit_seen(c, &edge->seen);
-        cursor_expect(c, edge->from < m->member_count && edge->to < m->member_count && edge->from != edge->to);
+    visit_size(c, &told->number_count, WIRE_MAX_NUMBERS_TOLD);
+    EACH(c, i, told->number_count) {
+        cursor_u32(c, &m->numbers[i].member);
+        cursor_expect(c, m->numbers[i].member < told->member_count);
+        visit_program_number(c, m->numbers[i].name, &m->numbers[i].value);
     }
-    cursor_u64(c, &m->generation);
-    cursor_u64(c, &m->votes);
-    cursor_count(c, &m->number_count, WIRE_MAX_NUMBERS_TOLD);
-    EACH(c, i, m->number_count) {
-        cursor_u16(c, &m->numbers[i].member);
-        visit_program_number(c, &m->numbers[i].number);
-        cursor_expect(c, m->numbers[i].member < m->member_count);
-    }
-    cursor_count(c, &m->joiner_count, WIRE_MAX_JOINERS);
-    cursor_expect(c, m->joiner_count == 0 || !m->counts_only);
-    EACH(c, i, m->joiner_count) {
-        visit_id(c, &m->joiners[i].id);
-        cursor_u32(c, &m->joiners[i].group);
-        visit_name(c, &m->joiners[i].name);
-        visit_address(c, &m->joiners[i].address);
-        cursor_range(c, &m->joiners[i].joining, WIRE_JOINING_COPIES, WIRE_JOINING_SPARE);
-        wire_visit_number(c, &m->joiners[i].wait_us);
-        wire_visit_progress(c, &m->joiners[i].progress);
-    }
-    cursor_count(c, &m->departure_count, WIRE_MAX_DEPARTURES);
-    cursor_expect(c, m->departure_count == 0 || !m->counts_only);
-    cursor_expect(c, m->member_count + m->departure_count <= WIRE_MAX_MEMBERS); // so that all fits a frame
-    EACH(c, i, m->departure_count) {
-        visit_gone(c, &m->departures[i].gone);
-        visit_name(c, &m->departures[i].name);
-        cursor_u32(c, &m->departures[i].group);
-        cursor_u32(c, &m->departures[i].rank);
-        wire_visit_number(c, &m->departures[i].ago_us);
-    }
+    visit_size(c, &told->joiner_count, told->counts_only ? 0 : WIRE_MAX_JOINERS);
+    EACH(c, i, told->joiner_count) visit_matrix_joiner(c, &m->joiners[i]);
+    visit_size(c, &told->departure_count, told->counts_only ? 0 : WIRE_MAX_DEPARTURES);
+    cursor_expect(c, told->member_count + told->departure_count <= WIRE_MAX_MEMBERS); // so that all fits a frame
+    EACH(c, i, told->departure_count) visit_departure(c, &m->departures[i]);
 }
 
 static void visit_run(struct cursor *c, struct wire_run *m) {

@@ -4,6 +4,7 @@
 
 #include "net/wire_loss.h"
 #include "net/wire_seen.h"
+#include "pccl.h"
 
 // Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next. Nobody is
 // listed twice.
@@ -398,9 +399,6 @@ struct wire_telemetry {
     } others[WIRE_MAX_SEEN];
 };
 
-// In a MATRIX, whose sums fade, counts (ops, entries, samples, backlogged) are in parts of one: so many are 1.
-#define WIRE_COUNT UINT64_C(1000)
-
 enum wire_copies {
     WIRE_COPY_OVER,     // it is up to date, cannot catch up, or no donor is left
     WIRE_COPY_BEGINS,   // admit me later, and tell me whom to copy from
@@ -425,37 +423,12 @@ struct wire_state {
     struct wire_hash content; // all 0: not known, since another master served the run then
 };
 
-struct wire_matrix_member {
-    struct wire_member member;
-    struct wire_state state;
-    uint64_t silent_us;       // since the master has heard anything of it
-    uint64_t told_us;         // since its last TELEMETRY; WIRE_MOST_SEEN: never
-    struct wire_ops_seen ops; // sums of the last reports in which ops ended
-    uint32_t recent_us;       // that the sums of its edges are of, which fade with each report
-};
-
 enum wire_joining {
     WIRE_JOINING_COPIES,   // the state, beside the members' steps
     WIRE_JOINING_WAITS,    // for the members to admit it
     WIRE_JOINING_LINKS,    // it makes its links to the members
     WIRE_JOINING_RECEIVES, // it is a member, and its first sync brings it the state
     WIRE_JOINING_SPARE     // it waits for a member to go
-};
-
-// A peer on its way into the run.
-struct wire_matrix_joiner {
-    struct wire_id id;
-    uint32_t group;
-    struct wire_name name;
-    struct wire_address address;   // where other members reach it
-    uint8_t joining;               // wire_joining
-    uint64_t wait_us;              // since it came; of a receiver, since it voted for the sync
-    struct wire_progress progress; // of the copy; 0 where its group has no state yet, or it makes none
-};
-
-struct wire_matrix_edge {
-    uint16_t from, to; // who has seen, and whom: places in the list of members
-    struct wire_seen seen;
 };
 
 struct wire_donors {
@@ -498,27 +471,16 @@ struct wire_diagnose {
     uint8_t secret[16]; // of the run
 };
 
+// The answer to DIAGNOSE: what pcclDiagnose gives, with the lists that its pointers lead to once it is decoded.
 struct wire_matrix {
-    uint16_t version; // of the master; another one: decodes with that alone
-    uint32_t heartbeat_limit_ms;
-    uint8_t counts_only;   // 1: to a stranger, without members and edges
-    uint32_t peers;        // members of the run; 0: the master serves no run
-    uint64_t epoch;        // in force
-    uint32_t member_count; // `peers`, unless counts only: 0
-    uint32_t edge_count;
-    uint64_t generation;                // of the master
-    uint64_t votes;                     // that have ended in the run
-    uint32_t number_count;              // of all members together; of very many, a part
-    struct wire_matrix_member *members; // decode: caller's array of WIRE_MAX_MEMBERS
-    struct wire_matrix_edge *edges;     // decode: caller's array of WIRE_MAX_EDGES
-    struct wire_matrix_number {
-        uint16_t member; // its place in the list
-        struct wire_number number;
-    } *numbers;                         // decode: caller's array of WIRE_MAX_NUMBERS_TOLD
-    uint32_t joiner_count;              // of very many, a part; counts only: 0
-    struct wire_matrix_joiner *joiners; // decode: caller's array of WIRE_MAX_JOINERS
-    uint32_t departure_count;           // the last ones, the newest last; counts only: 0
-    struct wire_departure *departures;  // decode: caller's array of WIRE_MAX_DEPARTURES
+    pcclDiagnosis_t told; // first: pcclDiagnosisFree frees the whole
+    uint16_t version;     // of the master; another one: decodes with that alone
+    pcclDiagnosisMember_t members[WIRE_MAX_MEMBERS];
+    pcclDiagnosisEdge_t edges[WIRE_MAX_EDGES]; // their `reason` is not sent,
+    uint8_t reasons[WIRE_MAX_EDGES];           // but enum pace_reason, of a later version any number
+    pcclDiagnosisNumber_t numbers[WIRE_MAX_NUMBERS_TOLD];
+    pcclDiagnosisJoiner_t joiners[WIRE_MAX_JOINERS];
+    pcclDiagnosisDeparture_t departures[WIRE_MAX_DEPARTURES];
 };
 
 enum { WIRE_WITHIN_UNKNOWN = UINT32_MAX };

@@ -23,14 +23,6 @@ struct wire_gone {
     char why[WIRE_MAX_WHY + 1];
 };
 
-// A member that is gone, as MATRIX tells.
-struct wire_departure {
-    struct wire_gone gone;
-    struct wire_name name;
-    uint32_t group, rank; // rank: in its group, before it went
-    uint64_t ago_us;
-};
-
 // Returns "died", "silent" and so on.
 const char *wire_loss_name(uint8_t reason);
 // Returns whether the member is gone by a fault, rather than by a decision.

@@ -32,10 +32,10 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | N
 
 def require_master(endpoint: Endpoint, timeout: float, keys: str | bytes | None, insecure: bool) -> None:
     """As `diagnose_run`, for who only wants to know whether a master answers: reads nothing of what it tells."""
-    _ask(endpoint, timeout, keys, insecure, lambda pointer, _: _C.pcclDiagnosisFree(pointer))
+    _ask(endpoint, timeout, keys, insecure, _C.pcclDiagnosisFree)
 
 
-def _ask(endpoint: Endpoint, timeout: float, keys: str | bytes | None, insecure: bool, take: Callable[[Any, Any], Any]) -> Any:
+def _ask(endpoint: Endpoint, timeout: float, keys: str | bytes | None, insecure: bool, take: Callable[[Any], Any]) -> Any:
     text = ""
     path = _path(keys)
     for ip in permitted(endpoint, _resolved(endpoint, timeout, "pcclDiagnose"), path, insecure, "pcclDiagnose"):
@@ -132,28 +132,23 @@ def diagnose(handle: NativeHandle, limit_ms: int) -> Diagnosis:
     return found
 
 
-def _await(query: Any, take: Callable[[Any, Any], Any]) -> Any:
+def _await(query: Any, take: Callable[[Any], Any]) -> Any:
     """Waits for the answer in slices, so that Ctrl-C works at once, and frees the question."""
     out = _ffi.new("pcclDiagnosis_t **")
     try:
         while (code := _C.pccl_ext_diagnose_wait(query, SLICE_MS, out)) == TIMED_OUT:
             pass
         PCCLError.check(code, "pcclDiagnose")
-        return take(out[0], query)
+        return take(out[0])
     finally:
         _C.pccl_ext_diagnose_end(query)
 
 
-def _departures(query: Any) -> Iterator[DepartureReport]:
-    one = _ffi.new("pccl_ext_departure_t *")
-    for index in itertools.count():
-        if not _C.pccl_ext_diagnose_departure(query, index, one):
-            return
-        known = {"reason": LossReason(one.reason), "ago_seconds": one.ago_s}
-        yield read_struct(DepartureReport, one, uuid=uuid_in(one.uuid), **known)
+def _departure(c: Any) -> DepartureReport:
+    return read_struct(DepartureReport, c, uuid=uuid_in(c.uuid), reason=LossReason(c.reason))
 
 
-def _take(pointer: Any, query: Any) -> Diagnosis:
+def _take(pointer: Any) -> Diagnosis:
     """Reads a `pcclDiagnosis_t`, and frees it."""
     try:
         told = [pointer.members[i] for i in range(pointer.member_count)]
@@ -167,8 +162,9 @@ def _take(pointer: Any, query: Any) -> Diagnosis:
         joiners = tuple(_joiner(pointer.joiners[i]) for i in range(pointer.joiner_count))
         findings, begins = find(members, edges, pointer.heartbeat_limit_s)
         members = tuple(replace(member, begins_seconds=late) for member, late in zip(members, begins, strict=True))
+        departures = tuple(_departure(pointer.departures[i]) for i in range(pointer.departure_count))
         made = {"findings": tuple(findings), "members": members, "edges": edges, "joiners": joiners}
-        return read_struct(Diagnosis, pointer, departures=tuple(_departures(query)), **made)
+        return read_struct(Diagnosis, pointer, departures=departures, **made)
     finally:
         _C.pcclDiagnosisFree(pointer)
 

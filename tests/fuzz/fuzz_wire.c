@@ -74,18 +74,14 @@ static void check_ended_vote(const struct wire_ended_vote *vote) {
 }
 
 static bool again_matrix(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
-    static struct wire_matrix_member seen_members[WIRE_MAX_MEMBERS];
-    static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
-    static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
-    static struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
-    static struct wire_departure departures[WIRE_MAX_DEPARTURES];
-    struct wire_matrix message = {
-        .members = seen_members, .edges = edges, .numbers = numbers, .joiners = joiners, .departures = departures};
+    static struct wire_matrix message;
+    const pcclDiagnosis_t *told = &message.told;
     if (!wire_decode_matrix(body, length, &message) || message.version != WIRE_VERSION) return false;
-    for (uint32_t i = 0; i < message.edge_count; i++)
-        MUST(edges[i].from < message.member_count && edges[i].to < message.member_count);
-    for (uint32_t i = 0; i < message.joiner_count; i++)
-        MUST(joiners[i].progress.done <= joiners[i].progress.total && joiners[i].progress.total <= WIRE_MOST_SEEN);
+    for (size_t i = 0; i < told->edge_count; i++)
+        MUST(told->edges[i].member < told->member_count && told->edges[i].other < told->member_count);
+    for (size_t i = 0; i < told->number_count; i++) MUST(told->numbers[i].member < told->member_count);
+    for (size_t i = 0; i < told->joiner_count; i++)
+        MUST(told->joiners[i].done <= told->joiners[i].total && told->joiners[i].total <= WIRE_MOST_SEEN);
     wire_encode_matrix(out, header, &message);
     return true;
 }

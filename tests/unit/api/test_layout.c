@@ -107,7 +107,9 @@ FIELD(pcclDiagnosisEdge_t, queue_s, 112);
 FIELD(pcclDiagnosisEdge_t, reason, 128);
 SIZE(pcclDiagnosisNumber_t, 56);
 SIZE(pcclDiagnosisJoiner_t, 184);
-SIZE(pcclDiagnosis_t, 104);
+SIZE(pcclDiagnosisDeparture_t, 232);
+FIELD(pcclDiagnosisDeparture_t, reason, 88);
+SIZE(pcclDiagnosis_t, 120);
 FIELD(pcclDiagnosis_t, members, 40);
 FIELD(pcclDiagnosis_t, edges, 48);
 #endif

@@ -279,13 +279,7 @@ static void pass(int64_t ms, const char *alive) {
 
 // The states of members, in order: peer, "-": none, or revision and content, "!" if the master found it to be another.
 static void check_states(const char *want) {
-    static struct wire_matrix_member members[WIRE_MAX_MEMBERS];
-    static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
-    static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
-    static struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
-    static struct wire_departure departures[WIRE_MAX_DEPARTURES];
-    struct wire_matrix matrix = {
-        .members = members, .edges = edges, .numbers = numbers, .joiners = joiners, .departures = departures};
+    static struct wire_matrix matrix;
     struct wire_buffer out = {0};
     struct wire_header header = {0};
     char text[TEXT] = "";
@@ -293,14 +287,14 @@ static void check_states(const char *want) {
     core_describe(m, now, &header, NULL, true, &out);
     REQUIRE(wire_header_decode(out.bytes, &header));
     REQUIRE(wire_decode_matrix(out.bytes + WIRE_HEADER_BYTES, header.length, &matrix));
-    for (uint32_t i = 0; i < matrix.member_count; i++) {
-        const struct wire_state *state = &members[i].state;
-        char *end = text + strlen(text), peer = (char)members[i].member.id.bytes[0];
-        if (state->kind == WIRE_STATE_NONE)
+    for (size_t i = 0; i < matrix.told.member_count; i++) {
+        const pcclDiagnosisMember_t *member = &matrix.members[i];
+        char *end = text + strlen(text), peer = (char)member->uuid.data[0];
+        if (!member->synced)
             snprintf(end, 32, "%c- ", peer);
         else
-            snprintf(end, 32, "%c%llu%c%s ", peer, (unsigned long long)state->revision, (char)state->content.low,
-                     state->kind == WIRE_STATE_REPLACED ? "!" : "");
+            snprintf(end, 32, "%c%llu%c%s ", peer, (unsigned long long)member->state_revision,
+                     (char)member->state_hash[0], member->state_replaced ? "!" : "");
     }
     check_report(strcmp(text, want) == 0, __FILE__, __LINE__, "states \"%s\", want \"%s\"", text, want);
     wire_buffer_fini(&out);

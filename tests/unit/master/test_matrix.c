@@ -6,11 +6,7 @@
 #include "seats.h"
 
 static struct matrix matrix;
-static struct wire_matrix_member members[WIRE_MAX_MEMBERS];
-static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
-static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
-static struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
-static struct wire_departure departures[WIRE_MAX_DEPARTURES];
+static struct wire_matrix answer;
 
 static void tell(char who, const char *others, uint64_t ops) {
     static struct wire_telemetry told;
@@ -22,9 +18,7 @@ static void tell(char who, const char *others, uint64_t ops) {
     matrix_note(&matrix, &table, peer(who), &told);
 }
 
-static struct wire_matrix ask(void) {
-    struct wire_matrix answer = {
-        .members = members, .edges = edges, .numbers = numbers, .joiners = joiners, .departures = departures};
+static const pcclDiagnosis_t *ask(void) {
     struct wire_buffer out = {0};
     struct wire_header header;
     table.now_ns += MATRIX_ANSWER_MS * MS_NS;
@@ -33,7 +27,7 @@ static struct wire_matrix ask(void) {
     CHECK_EQ(header.type, WIRE_MATRIX);
     CHECK(wire_decode_matrix(out.bytes + WIRE_HEADER_BYTES, header.length, &answer));
     wire_buffer_fini(&out);
-    return answer;
+    return &answer.told;
 }
 
 static unsigned refuse_at; // 0: no request for memory is refused
@@ -46,17 +40,14 @@ void *__wrap_calloc(size_t count, size_t bytes) {
 
 static void test_refused(void) {
     open_membership("without memory there is no answer, and none without members is kept", "ab");
-    for (unsigned at = 1; at <= 5; at++) {
-        struct wire_buffer out = {0};
-        refuse_at = at;
-        table.now_ns += MATRIX_ANSWER_MS * MS_NS;
-        matrix_describe(&matrix, &table, 3, table.now_ns, &out);
-        CHECK_EQ(out.length, 0);
-        matrix_describe(&matrix, &table, 3, table.now_ns, &out);
-        CHECK(out.length > 0);
-        wire_buffer_fini(&out);
-        CHECK_EQ(ask().member_count, 2);
-    }
+    struct wire_buffer out = {0};
+    refuse_at = 1;
+    matrix_describe(&matrix, &table, 3, table.now_ns, &out);
+    CHECK_EQ(out.length, 0);
+    matrix_describe(&matrix, &table, 3, table.now_ns, &out);
+    CHECK(out.length > 0);
+    wire_buffer_fini(&out);
+    CHECK_EQ(ask()->member_count, 2);
     matrix_fini(&matrix);
     close_membership();
 }
@@ -67,14 +58,14 @@ static void test_who(void) {
     come('n', 0); // no member
     tell('a', "bcxnz", 4);
     tell('c', "ca", 4);
-    struct wire_matrix answer = ask();
-    CHECK_EQ(answer.member_count, 4);
-    CHECK_EQ(members[0].member.id.bytes[0], 'b');
-    CHECK_EQ(members[1].ops.ops, 4 * WIRE_COUNT);
-    CHECK_EQ(members[0].told_us, WIRE_MOST_SEEN);
-    CHECK_EQ(answer.edge_count, 3);
-    CHECK(edges[0].from == 1 && edges[0].to == 0 && edges[1].to == 2);
-    CHECK(edges[2].from == 2 && edges[2].to == 1);
+    const pcclDiagnosis_t *told = ask();
+    CHECK_EQ(told->member_count, 4);
+    CHECK_EQ(told->members[0].uuid.data[0], 'b');
+    CHECK_EQ(answer.members[1].ops, 4);
+    CHECK_EQ(answer.members[0].told_s, -1);
+    CHECK_EQ(told->edge_count, 3);
+    CHECK(answer.edges[0].member == 1 && answer.edges[0].other == 0 && answer.edges[1].other == 2);
+    CHECK(answer.edges[2].member == 2 && answer.edges[2].other == 1);
     matrix_fini(&matrix);
     close_membership();
 }
@@ -83,14 +74,14 @@ static void test_fading(void) {
     open_membership("sums fade, what is told of now does not", "ab");
     for (int i = 0; i < 100; i++) tell('a', "b", 3);
     ask();
-    CHECK_EQ(members[0].ops.ops, 3 * MATRIX_BEGUN * WIRE_COUNT);
-    CHECK_EQ(members[0].ops.live, 3);
-    CHECK_EQ(edges[0].seen.queue_us, 7);
+    CHECK_EQ(answer.members[0].ops, 3 * MATRIX_BEGUN);
+    CHECK_EQ(answer.members[0].live, 3);
+    CHECK_EQ(answer.edges[0].queue_s, 7e-6);
     tell('a', "", 0); // in the midst of a long op
     ask();
-    CHECK_EQ(members[0].ops.ops, 3 * MATRIX_BEGUN * WIRE_COUNT);
+    CHECK_EQ(answer.members[0].ops, 3 * MATRIX_BEGUN);
     for (int i = 0; i < 100; i++) tell('a', "", 0);
-    CHECK_EQ(ask().edge_count, 0);
+    CHECK_EQ(ask()->edge_count, 0);
     matrix_fini(&matrix);
     close_membership();
 }
@@ -102,7 +93,7 @@ static double mean_late_us(uint64_t late_us) {
     told.others[0].seen = (struct wire_seen){.acked = 1 << 20, .entries = 10, .late_us = late_us, .early_us = 300};
     matrix_note(&matrix, &table, peer('a'), &told);
     ask();
-    return (double)edges[0].seen.late_us * WIRE_COUNT / (double)edges[0].seen.entries;
+    return answer.edges[0].late_s * 1e6 / answer.edges[0].entries;
 }
 
 static void test_pauses(void) {
@@ -111,21 +102,21 @@ static void test_pauses(void) {
         for (int i = 0; i < 5; i++) mean_late_us(500);
         CHECK(mean_late_us(pause_us) > (double)pause_us / 50);
         for (int i = 1; i < MATRIX_BEGUN; i++) CHECK(mean_late_us(500) > (double)pause_us / 50);
-        CHECK(mean_late_us(500) == 50);
-        CHECK_EQ(edges[0].seen.early_us, 300 * MATRIX_BEGUN);
+        CHECK(fabs(mean_late_us(500) - 50) < 1e-6);
+        CHECK_EQ(answer.edges[0].early_s, 300e-6 * MATRIX_BEGUN);
     }
     check_case("pauses in each third report are seen all the time");
     for (int i = 0; i < 30; i++) CHECK(mean_late_us(i % 3 == 0 ? 600000 : 0) >= 14000);
     check_case("a report without ops, or of others alone, forgets nothing");
     mean_late_us(1000000);
-    uint64_t before_us = edges[0].seen.late_us;
+    double before_s = answer.edges[0].late_s;
     tell('a', "", 0);
     tell('a', "b", 0);
     ask();
-    CHECK_EQ(edges[0].seen.late_us, before_us);
+    CHECK_EQ(answer.edges[0].late_s, before_s);
     tell('a', "cb", 0); // at another place than before
     mean_late_us(0);
-    CHECK(edges[0].seen.late_us >= 1000000);
+    CHECK(answer.edges[0].late_s >= 1);
     matrix_fini(&matrix);
     close_membership();
 }
@@ -141,8 +132,8 @@ static void test_spans(void) {
         told.others[0].seen = (struct wire_seen){.entries = ops, .late_us = ops * late_us};
         matrix_note(&matrix, &table, peer('a'), &told);
         ask();
-        CHECK_EQ(members[0].ops.ops, edges[0].seen.entries);
-        CHECK(edges[0].seen.late_us < members[0].ops.op_us);
+        CHECK_EQ(answer.members[0].ops, answer.edges[0].entries);
+        CHECK(answer.edges[0].late_s < answer.members[0].op_s);
     }
     matrix_fini(&matrix);
     close_membership();
@@ -155,7 +146,7 @@ static double part_again(uint64_t segments, uint64_t retransmits) {
     told.others[0].seen = (struct wire_seen){.acked = 1 << 20, .segments = segments, .retransmits = retransmits};
     matrix_note(&matrix, &table, peer('a'), &told);
     ask();
-    return edges[0].seen.segments == 0 ? 0 : (double)edges[0].seen.retransmits / (double)edges[0].seen.segments;
+    return answer.edges[0].segments == 0 ? 0 : answer.edges[0].retransmits / answer.edges[0].segments;
 }
 
 static void test_losses(void) {
@@ -169,7 +160,7 @@ static void test_losses(void) {
     CHECK(part_again(5000, 100) >= 0.005);
     for (int i = 0; i < MATRIX_SENT; i++) part_again(5000, 100);
     CHECK(fabs(part_again(5000, 100) - 0.02) < 1e-9);
-    CHECK_EQ(edges[0].seen.segments, 5000 * MATRIX_SENT);
+    CHECK_EQ(answer.edges[0].segments, 5000 * MATRIX_SENT);
     check_case("and one report with much more tells no more than the next");
     CHECK(fabs(part_again(5000, 2500) - 0.02) < 1e-9);
     check_case("reports of little are taken together");
@@ -203,31 +194,29 @@ static void long_ops(uint32_t of, uint32_t reports) {
     ask();
 }
 
-static bool is_near(uint64_t number, double right) {
-    return (double)number > right * 0.99 && (double)number < right * 1.01;
-}
+static bool is_near(double number, double right) { return number > right * 0.99 && number < right * 1.01; }
 
 static void test_long_ops(void) {
     for (uint32_t of = 1; of <= 100; of = of * 3 + 1) {
         open_membership("ops longer than the time between two reports", "ab");
         check_case("an op in %u reports", of);
         long_ops(of, of * 20);
-        const struct wire_ops_seen *ops = &members[0].ops;
-        CHECK(is_near(ops->op_us * WIRE_COUNT / ops->ops, of * 1e6));
-        CHECK(is_near(ops->span_us * WIRE_COUNT / ops->ops, of * 1e6));
-        CHECK(is_near(ops->processor_us * 4, (double)ops->span_us));
+        const pcclDiagnosisMember_t *member = &answer.members[0];
+        CHECK(is_near(member->op_s / member->ops, of));
+        CHECK(is_near(member->span_s / member->ops, of));
+        CHECK(is_near(member->processor_s * 4, member->span_s));
         // What is seen of others fades by itself.
-        CHECK(is_near(members[0].recent_us, 1e7 / 3));
-        CHECK(is_near(edges[0].seen.busy_us * 2, 1e7 / 3));
-        CHECK_EQ(edges[0].seen.lanes, 7);
-        CHECK_EQ(edges[0].seen.reason, 3);
+        CHECK(is_near(answer.members[0].recent_s, 10. / 3));
+        CHECK(is_near(answer.edges[0].busy_s * 2, 10. / 3));
+        CHECK_EQ(answer.edges[0].lanes, 7);
+        CHECK_EQ(answer.reasons[0], 3);
         check_case("in the midst of one");
-        uint64_t before_us = ops->span_us;
+        double before_s = member->span_s;
         long_ops(1000, of);
-        CHECK(is_near(ops->span_us, (double)before_us));
+        CHECK(is_near(member->span_s, before_s));
         check_case("of one that takes longer than usual");
         long_ops(1000, 2 * of);
-        CHECK(is_near(ops->span_us, (double)before_us * 3 / 2));
+        CHECK(is_near(member->span_s, before_s * 3 / 2));
         matrix_fini(&matrix);
         close_membership();
     }
@@ -260,28 +249,28 @@ static void test_joiners(void) {
     peer('a')->vote = peer('b')->vote = WIRE_VOTE_SYNC;
     peer('a')->part = peer('b')->part = ROLE_RECEIVER;
     peer('b')->state.kind = WIRE_STATE_SYNCED; // not its first sync
-    struct wire_matrix answer = ask();
+    const pcclDiagnosis_t *told = ask();
     static const char who[] = "acde";
-    static const uint8_t want[] = {WIRE_JOINING_RECEIVES, WIRE_JOINING_COPIES, WIRE_JOINING_WAITS, WIRE_JOINING_LINKS};
-    CHECK_EQ(answer.joiner_count, sizeof want);
-    for (uint32_t i = 0; i < answer.joiner_count; i++) {
-        CHECK_EQ(joiners[i].id.bytes[0], who[i]);
-        CHECK_EQ(joiners[i].joining, want[i]);
-        CHECK_EQ(joiners[i].progress.done, who[i] == 'c' || who[i] == 'd' ? 3 : 0);
+    static const int want[] = {WIRE_JOINING_RECEIVES, WIRE_JOINING_COPIES, WIRE_JOINING_WAITS, WIRE_JOINING_LINKS};
+    CHECK_EQ(told->joiner_count, sizeof want / sizeof want[0]);
+    for (uint32_t i = 0; i < told->joiner_count; i++) {
+        CHECK_EQ(answer.joiners[i].uuid.data[0], who[i]);
+        CHECK_EQ(answer.joiners[i].joining, want[i]);
+        CHECK_EQ(answer.joiners[i].done, who[i] == 'c' || who[i] == 'd' ? 3 : 0);
     }
     check_case("a spare waits for a member to go");
     table.limits.most = 3;
     ask();
-    CHECK_EQ(joiners[2].joining, WIRE_JOINING_WAITS);
+    CHECK_EQ(answer.joiners[2].joining, WIRE_JOINING_WAITS);
     table.limits.most = 2;
     ask();
-    CHECK_EQ(joiners[2].joining, WIRE_JOINING_SPARE);
-    CHECK_EQ(joiners[3].joining, WIRE_JOINING_LINKS);
+    CHECK_EQ(answer.joiners[2].joining, WIRE_JOINING_SPARE);
+    CHECK_EQ(answer.joiners[3].joining, WIRE_JOINING_LINKS);
     table.limits.most = 0;
     check_case("where no member has a state, nobody lacks it");
     peer('b')->state.kind = WIRE_STATE_NONE;
     ask();
-    for (uint32_t i = 0; i < 5; i++) CHECK_EQ(joiners[i].progress.done, joiners[i].id.bytes[0] == 'c' ? 3 : 0);
+    for (uint32_t i = 0; i < 5; i++) CHECK_EQ(answer.joiners[i].done, answer.joiners[i].uuid.data[0] == 'c' ? 3 : 0);
     peer('f')->gone = false;
     peer('a')->vote = peer('b')->vote = 0;
     matrix_fini(&matrix);
@@ -293,20 +282,20 @@ static void test_departures(void) {
     struct wire_member member = {.group = 7, .name = {"host-a"}};
     table.now_ns += SECOND_NS;
     membership_expel(&table, peer('b'), "it sent %s", "nonsense");
-    struct wire_matrix answer = ask();
-    CHECK_EQ(answer.departure_count, 1);
-    CHECK_EQ(departures[0].gone.reason, WIRE_LOSS_EXPELLED);
-    CHECK_STR(departures[0].gone.why, "it sent nonsense");
-    CHECK_EQ(departures[0].rank, 1);
-    CHECK_EQ(departures[0].ago_us, MATRIX_ANSWER_MS * 1000);
+    const pcclDiagnosis_t *told = ask();
+    CHECK_EQ(told->departure_count, 1);
+    CHECK_EQ(answer.departures[0].reason, WIRE_LOSS_EXPELLED);
+    CHECK_STR(answer.departures[0].why, "it sent nonsense");
+    CHECK_EQ(answer.departures[0].rank, 1);
+    CHECK_EQ(answer.departures[0].ago_s, MATRIX_ANSWER_MS / 1e3);
     for (uint32_t i = 0; i < WIRE_MAX_DEPARTURES; i++)
         membership_note_lost(&table, &member, i, i == 0 ? WIRE_LOSS_DIED : WIRE_LOSS_ENDED, "it went");
-    answer = ask();
-    CHECK_EQ(answer.departure_count, WIRE_MAX_DEPARTURES);
-    CHECK_EQ(departures[0].gone.reason, WIRE_LOSS_DIED);
-    CHECK_EQ(departures[WIRE_MAX_DEPARTURES - 1].rank, WIRE_MAX_DEPARTURES - 1);
-    CHECK_STR(departures[1].name.chars, "host-a");
-    CHECK_EQ(departures[1].group, 7);
+    told = ask();
+    CHECK_EQ(told->departure_count, WIRE_MAX_DEPARTURES);
+    CHECK_EQ(answer.departures[0].reason, WIRE_LOSS_DIED);
+    CHECK_EQ(answer.departures[WIRE_MAX_DEPARTURES - 1].rank, WIRE_MAX_DEPARTURES - 1);
+    CHECK_STR(answer.departures[1].name, "host-a");
+    CHECK_EQ(answer.departures[1].group, 7);
     matrix_fini(&matrix);
     close_membership();
 }
@@ -315,19 +304,18 @@ static void test_numbers(void) {
     open_membership("numbers of a program stay until others take their place, or the member is gone", "ab");
     struct wire_numbers told = {.count = 2, .list = {{"loss", 0.5}, {"tokens", 7}}};
     matrix_note_numbers(&matrix, &table, peer('b'), &told);
-    struct wire_matrix answer = ask();
-    CHECK_EQ(answer.number_count, 2);
-    CHECK_EQ(answer.votes, 3);
-    CHECK_EQ(numbers[1].member, 1);
-    CHECK_STR(numbers[1].number.name, "tokens");
-    CHECK(numbers[0].number.value == 0.5);
-    CHECK_EQ(members[1].told_us, WIRE_MOST_SEEN); // it has told nothing of operations
+    CHECK_EQ(ask()->number_count, 2);
+    CHECK_EQ(answer.told.votes, 3);
+    CHECK_EQ(answer.numbers[1].member, 1);
+    CHECK_STR(answer.numbers[1].name, "tokens");
+    CHECK(answer.numbers[0].value == 0.5);
+    CHECK_EQ(answer.members[1].told_s, -1); // it has told nothing of operations
     told.count = 1;
     matrix_note_numbers(&matrix, &table, peer('b'), &told);
-    CHECK_EQ(ask().number_count, 1);
+    CHECK_EQ(ask()->number_count, 1);
     struct wire_id other = {{'q'}};
     matrix.rows[membership_slot(&table, peer('b'))]->id = other;
-    CHECK_EQ(ask().number_count, 0);
+    CHECK_EQ(ask()->number_count, 0);
     matrix_fini(&matrix);
     close_membership();
 }
@@ -335,13 +323,13 @@ static void test_numbers(void) {
 static void test_places(void) {
     open_membership("the place of one that is gone begins anew, and a doubled member counts once", "ab");
     tell('a', "bb", 5);
-    CHECK_EQ(ask().edge_count, 1);
+    CHECK_EQ(ask()->edge_count, 1);
     struct wire_id other = {{'q'}};
     matrix.rows[membership_slot(&table, peer('a'))]->id = other;
-    CHECK_EQ(ask().edge_count, 0);
+    CHECK_EQ(ask()->edge_count, 0);
     tell('a', "b", 1);
     ask();
-    CHECK_EQ(members[0].ops.ops, WIRE_COUNT);
+    CHECK_EQ(answer.members[0].ops, 1);
     matrix_fini(&matrix);
     close_membership();
 }

@@ -526,75 +526,71 @@ static bool again_telemetry(struct wire_buffer *out, const uint8_t *body, size_t
     return true;
 }
 
-static struct wire_matrix_member matrix_members[WIRE_MAX_MEMBERS];
-static struct wire_matrix_edge matrix_edges[WIRE_MAX_EDGES];
-static struct wire_matrix_number matrix_numbers[WIRE_MAX_NUMBERS_TOLD];
-static struct wire_matrix_joiner matrix_joiners[WIRE_MAX_JOINERS];
-static struct wire_departure matrix_departures[WIRE_MAX_DEPARTURES];
+static struct wire_matrix matrix;
 
-static struct wire_state random_state(void) {
-    return (struct wire_state){.kind = (uint8_t)(check_random(&seed) % (WIRE_STATE_REPLACED + 1)),
-                               .revision = check_random(&seed),
-                               .content = {check_random(&seed), check_random(&seed)}};
+static double random_amount(void) { return (double)random_number() / 64; }
+
+static void random_amounts(double *first, double *last) {
+    for (; first <= last; first++) *first = random_amount();
 }
 
 static void write_matrix(struct wire_buffer *out, uint32_t size) {
-    struct wire_matrix message = {.version = WIRE_VERSION,
-                                  .heartbeat_limit_ms = 5000,
-                                  .peers = size,
-                                  .epoch = check_random(&seed),
-                                  .member_count = size,
-                                  .edge_count = size < 2                ? 0
-                                                : size < WIRE_MAX_EDGES ? size
-                                                                        : WIRE_MAX_EDGES,
-                                  .members = matrix_members,
-                                  .edges = matrix_edges,
-                                  .generation = check_random(&seed),
-                                  .votes = check_random(&seed),
-                                  .number_count = size * 2,
-                                  .numbers = matrix_numbers,
-                                  .joiner_count = size < WIRE_MAX_JOINERS ? size : WIRE_MAX_JOINERS,
-                                  .joiners = matrix_joiners,
-                                  .departure_count = size < WIRE_MAX_DEPARTURES ? size
-                                                     : WIRE_MAX_MEMBERS - size < WIRE_MAX_DEPARTURES
-                                                         ? WIRE_MAX_MEMBERS - size
-                                                         : WIRE_MAX_DEPARTURES,
-                                  .departures = matrix_departures};
-    for (uint32_t i = 0; i < message.departure_count; i++) {
-        matrix_departures[i] = (struct wire_departure){
-            .gone = {.reason = (uint8_t)(i % (WIRE_LOSS_ENDED + 1))}, .rank = i, .ago_us = random_number()};
-        random_id(&matrix_departures[i].gone.id);
-        memset(matrix_departures[i].gone.why, 'w', i * WIRE_MAX_WHY / WIRE_MAX_DEPARTURES);
+    uint32_t room = WIRE_MAX_MEMBERS - size;
+    matrix = (struct wire_matrix){.version = WIRE_VERSION,
+                                  .told = {.heartbeat_limit_s = 5,
+                                           .peer_count = size,
+                                           .epoch = check_random(&seed),
+                                           .member_count = size,
+                                           .edge_count = size < 2                ? 0
+                                                         : size < WIRE_MAX_EDGES ? size
+                                                                                 : WIRE_MAX_EDGES,
+                                           .generation = check_random(&seed),
+                                           .votes = check_random(&seed),
+                                           .number_count = size * 2,
+                                           .joiner_count = size < WIRE_MAX_JOINERS ? size : WIRE_MAX_JOINERS,
+                                           .departure_count = size < WIRE_MAX_DEPARTURES   ? size
+                                                              : room < WIRE_MAX_DEPARTURES ? room
+                                                                                           : WIRE_MAX_DEPARTURES}};
+    for (uint32_t i = 0; i < matrix.told.departure_count; i++) {
+        pcclDiagnosisDeparture_t *departure = &matrix.departures[i];
+        *departure = (pcclDiagnosisDeparture_t){.reason = (int)i % (WIRE_LOSS_ENDED + 1), .ago_s = random_amount()};
+        fill(departure->uuid.data, sizeof departure->uuid.data);
+        memset(departure->why, 'w', i * WIRE_MAX_WHY / WIRE_MAX_DEPARTURES);
     }
-    for (uint32_t i = 0; i < message.joiner_count; i++) {
-        matrix_joiners[i] = (struct wire_matrix_joiner){.group = i,
-                                                        .address = random_address(),
-                                                        .joining = (uint8_t)(i % (WIRE_JOINING_SPARE + 1)),
-                                                        .wait_us = random_number(),
-                                                        .progress = random_progress()};
-        random_id(&matrix_joiners[i].id);
+    for (uint32_t i = 0; i < matrix.told.joiner_count; i++) {
+        struct wire_progress progress = random_progress();
+        matrix.joiners[i] = (pcclDiagnosisJoiner_t){.group = i,
+                                                    .address = "10.0.0.1:7",
+                                                    .joining = (int)i % (WIRE_JOINING_SPARE + 1),
+                                                    .wait_s = random_amount(),
+                                                    .done = progress.done,
+                                                    .total = progress.total};
+        fill(matrix.joiners[i].uuid.data, sizeof matrix.joiners[i].uuid.data);
     }
-    for (uint32_t i = 0; i < size * 2; i++)
-        matrix_numbers[i] = (struct wire_matrix_number){(uint16_t)(i / 2), random_program_number()};
+    for (uint32_t i = 0; i < size * 2; i++) {
+        struct wire_number number = random_program_number();
+        matrix.numbers[i].member = i / 2;
+        matrix.numbers[i].value = number.value;
+        memcpy(matrix.numbers[i].name, number.name, sizeof number.name);
+    }
     for (uint32_t i = 0; i < size; i++) {
-        struct wire_member member = {.join_number = i, .lanes = 1, .address = random_address()};
-        random_id(&member.id);
-        matrix_members[i] = (struct wire_matrix_member){member,          random_state(),    random_number(),
-                                                        random_number(), random_ops_seen(), (uint32_t)random_number()};
-        if (i < message.edge_count)
-            matrix_edges[i] = (struct wire_matrix_edge){(uint16_t)i, (uint16_t)((i + 1) % size), random_seen()};
+        pcclDiagnosisMember_t *member = &matrix.members[i];
+        *member =
+            (pcclDiagnosisMember_t){.join_number = i, .address = "[::1]:7", .live = random_number(), .synced = i % 2};
+        fill(member->uuid.data, sizeof member->uuid.data);
+        random_amounts(&member->silent_s, &member->processor_s);
+        if (i % 3 == 0) member->told_s = -1;
+        if (i >= matrix.told.edge_count) continue;
+        matrix.edges[i] = (pcclDiagnosisEdge_t){.member = i, .other = (i + 1) % size, .awaited = random_number()};
+        random_amounts(&matrix.edges[i].acked_bytes, &matrix.edges[i].queue_s);
+        matrix.reasons[i] = (uint8_t)i;
     }
-    wire_encode_matrix(out, random_header(), &message);
+    wire_encode_matrix(out, random_header(), &matrix);
 }
 
 static bool again_matrix(struct wire_buffer *out, const uint8_t *body, size_t length) {
-    struct wire_matrix message = {.members = matrix_members,
-                                  .edges = matrix_edges,
-                                  .numbers = matrix_numbers,
-                                  .joiners = matrix_joiners,
-                                  .departures = matrix_departures};
-    if (!wire_decode_matrix(body, length, &message)) return false;
-    wire_encode_matrix(out, (struct wire_header){0}, &message);
+    if (!wire_decode_matrix(body, length, &matrix)) return false;
+    wire_encode_matrix(out, (struct wire_header){0}, &matrix);
     return true;
 }
 
@@ -747,9 +743,9 @@ static void test_wrong_lengths(void) {
 // Byte `at` of a valid message set to `value` (4 bytes when wide) makes it malformed.
 static void test_bad_fields(void) {
     enum {
-        MATRIX = 27,    // without members and edges
-        MEMBER = 59,    // without a name and addresses
-        HELLO_NAME = 2, // with its length
+        MATRIX = 43,                                     // before the members
+        MATRIX_MEMBER = 16 + 1 + 8 + 4 + 8 + 13 * 8 + 2, // with an address of seven bytes
+        HELLO_NAME = 2,                                  // with its length
         EPOCH = 60,
         RESUME_VOTE = HELLO_BYTES + HELLO_NAME + 8 + 8 + 16,
         RESUME_ACCEPTED = RESUME_VOTE + 1 + 50 + 5 * 4,
@@ -790,7 +786,7 @@ static void test_bad_fields(void) {
         {WIRE_CANDIDATE, 4 + 56, UINT32_MAX, true, "huge count"},
         {WIRE_CANDIDATE, 4 + EPOCH + 24, UINT32_MAX, true, "groups descend"},
         {WIRE_CANDIDATE, 4 + EPOCH + 28, 0, true, "a member without lanes"},
-        {WIRE_CANDIDATE, 4 + EPOCH + MEMBER + 32, 7, false, "a member's family"},
+        {WIRE_CANDIDATE, 4 + EPOCH + 32, 7, false, "a member's family"},
         {WIRE_LINKED, 8, UINT32_MAX, true, "huge count"},
         {WIRE_LINKED, 8, 0x10000000, true, "count that overflows 32 bits of bytes"},
         {WIRE_EPOCH, 0, 0, false, "reason 0"},
@@ -837,12 +833,16 @@ static void test_bad_fields(void) {
         {WIRE_TELEMETRY, 7, 1, false, "a span beyond the limit"},
         {WIRE_TELEMETRY, 64, WIRE_MAX_SEEN + 1, true, "too many others"},
         {WIRE_TELEMETRY, 68 + 16 + 7, 1, false, "more bytes than the limit"},
-        {WIRE_MATRIX, MATRIX - 8, WIRE_MAX_MEMBERS + 1, true, "too many members"},
-        {WIRE_MATRIX, 6, 1, false, "counts with members"},
-        {WIRE_MATRIX, 7, 4, true, "another number of members"},
-        {WIRE_MATRIX, MATRIX - 4 + MEMBER, 3, false, "a state of no kind"},
-        {WIRE_MATRIX, MATRIX - 4 + 5 * (MEMBER + 109), WIRE_MAX_EDGES + 1, true, "too many edges"},
-        {WIRE_MATRIX, MATRIX + 5 * (MEMBER + 109), 5, true, "an edge from nobody"},
+        {WIRE_MATRIX, 2 + 7, 0xff, false, "a negative heartbeat limit"},
+        {WIRE_MATRIX, 10, 1, false, "counts with members"},
+        {WIRE_MATRIX, 11, 4, true, "another number of members"},
+        {WIRE_MATRIX, MATRIX - 4, WIRE_MAX_MEMBERS + 1, true, "too many members"},
+        {WIRE_MATRIX, MATRIX + 16, WIRE_MAX_NAME + 1, false, "too long a name"},
+        {WIRE_MATRIX, MATRIX + 30, '\n', false, "an address of two lines"},
+        {WIRE_MATRIX, MATRIX + 37 + 7, 0xff, false, "not a number"},
+        {WIRE_MATRIX, MATRIX + MATRIX_MEMBER - 1, 2, false, "a flag of 2"},
+        {WIRE_MATRIX, MATRIX + 5 * MATRIX_MEMBER, WIRE_MAX_EDGES + 1, true, "too many edges"},
+        {WIRE_MATRIX, MATRIX + 5 * MATRIX_MEMBER + 4, 5, true, "an edge from nobody"},
         {WIRE_PRECOPY, 0, 3, false, "copies 3"},
         {WIRE_PRECOPY, 1 + 7, 1, false, "more than the limit"},
         {WIRE_PRECOPY, 1 + 8 + 4, 0, true, "more than all"},
@@ -1120,10 +1120,9 @@ static void test_values(void) {
     struct wire_buffer frame = {0};
     struct wire_hello hello = {.version = WIRE_VERSION + 1}, got = {0};
     wire_encode_hello(&frame, (struct wire_header){0}, &hello);
-    CHECK(wire_decode_hello(frame.bytes + WIRE_HEADER_BYTES, 2, &got)); // of another version, whatever else it says
-    struct wire_matrix told = {0};
-    CHECK(wire_decode_matrix(frame.bytes + WIRE_HEADER_BYTES, 2, &told)); // likewise
-    CHECK(told.version == WIRE_VERSION + 1 && told.member_count == 0);
+    CHECK(wire_decode_hello(frame.bytes + WIRE_HEADER_BYTES, 2, &got));     // of another version, whatever else it says
+    CHECK(wire_decode_matrix(frame.bytes + WIRE_HEADER_BYTES, 2, &matrix)); // likewise
+    CHECK(matrix.version == WIRE_VERSION + 1 && matrix.told.member_count == 0);
     CHECK_EQ(got.version, WIRE_VERSION + 1);
     wire_buffer_fini(&frame);
 
