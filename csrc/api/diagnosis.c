@@ -17,20 +17,20 @@ enum { ANSWER_MS = 3000 };
 
 // A question to the masters of a list, one after another, until one serves the run.
 struct pccl_status_query {
-    struct transport_context *transport; // held
     struct wire_address masters[WIRE_MAX_MASTERS];
-    uint32_t count, at;        // of them; asked now
-    bool own;                  // of a communicator: the run that has this member
-    bool local;                // the master may know this process by its user; not where the caller names keys
-    struct wire_diagnose self; // likewise
-    struct wire_run run;
-    int64_t end_ns;             // of all of it
-    int64_t turn_ns;            // of the master that is asked now: each has a part of the time left
-    struct status_query *asked; // NULL: nobody yet
-    int error;                  // the last one
-    uint32_t foreign;           // version of a master that speaks another one; 0: none does
-    struct wire_matrix *answer; // NULL: the caller has it
+    uint32_t count, at;              // of them; asked now
+    struct status_question question; // its context is held
+    bool own;                        // of a communicator: the run that has this member
+    struct wire_diagnose self;       // likewise
+    int64_t end_ns;                  // of all of it
+    int64_t turn_ns;                 // of the master that is asked now: each has a part of the time left
+    struct status_query *asked;      // NULL: nobody yet
+    int error;                       // the last one
+    uint32_t foreign;                // version of a master that speaks another one; 0: none does
+    struct wire_matrix *answer;      // NULL: the caller has it
 };
+
+_Static_assert(sizeof(struct wire_diagnose) == WIRE_ID_BYTES + 16, "as DIAGNOSE has it");
 
 static double seconds(uint64_t us) { return (double)us / 1e6; }
 
@@ -40,17 +40,17 @@ static bool names(const struct wire_matrix *matrix, const struct wire_id *id) {
     return false;
 }
 
-// Takes `transport`; NULL: memory was refused.
-static pcclResult_t status_query_new(struct transport_context *transport, uint32_t limit_ms,
+// Takes `context`; NULL: memory was refused.
+static pcclResult_t status_query_new(struct transport_context *context, const struct wire_run *run, uint32_t limit_ms,
                                      struct pccl_status_query **out) {
-    struct pccl_status_query *query = transport == NULL ? NULL : calloc(1, sizeof *query);
+    struct pccl_status_query *query = context == NULL ? NULL : calloc(1, sizeof *query);
     if (query != NULL) query->answer = calloc(1, sizeof *query->answer);
     if (query == NULL || query->answer == NULL) {
         free(query);
-        transport_context_release(transport);
+        transport_context_release(context);
         return detail_fail(pcclInternalError, "the system refused memory for the answer");
     }
-    query->transport = transport;
+    query->question = (struct status_question){.context = context, .run = *run, .type = WIRE_DIAGNOSE};
     query->end_ns = platform_now_ns() + limit_ms * MS_NS;
     *out = query;
     return pcclSuccess;
@@ -62,13 +62,13 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     struct pccl_status_query *query = NULL;
     struct communicator_access access;
     RETURN_IF_FAILED(communicator_access(comm->communicator, &access));
-    RETURN_IF_FAILED(status_query_new(access.transport, limit_ms, &query));
+    RETURN_IF_FAILED(status_query_new(access.transport, &access.run, limit_ms, &query));
     query->count = access.master_count;
-    query->run = access.run;
     memcpy(query->masters, access.masters, sizeof query->masters);
-    query->self.id = access.id;
-    memcpy(query->self.secret, access.secret, sizeof query->self.secret);
     query->own = true;
+    query->self = access.proof;
+    query->question.body = &query->self;
+    query->question.length = sizeof query->self;
     *out = query;
     return pcclSuccess;
 }
@@ -77,27 +77,31 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
                                          bool insecure, uint32_t limit_ms, struct pccl_status_query **out) {
     struct wire_address master;
     struct wire_run named;
-    struct transport_context *transport;
+    struct transport_context *context;
     REQUIRE_NOT_NULL(out);
     RETURN_IF_FAILED(api_take_run(run, &named));
     RETURN_IF_FAILED(api_take_address(address, "address", &master));
-    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &named, &transport));
-    RETURN_IF_FAILED(status_query_new(transport, limit_ms, out));
+    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &named, &context));
+    RETURN_IF_FAILED(status_query_new(context, &named, limit_ms, out));
     (*out)->masters[0] = master;
-    (*out)->run = named;
     (*out)->count = 1;
-    (*out)->local = keys == NULL || keys[0] == 0;
+    (*out)->question.local = keys == NULL || keys[0] == 0;
     return pcclSuccess;
+}
+
+static int ask(struct pccl_status_query *query, int64_t until_ns) {
+    struct wire_header header;
+    const uint8_t *body;
+    query->question.master = query->masters[query->at];
+    int error = query->asked != NULL ? 0 : status_query_begin(&query->question, &query->asked);
+    if (error == 0) error = status_query_wait(query->asked, until_ns, &header, &body);
+    return error == 0 && !wire_decode_matrix(body, header.length, query->answer) ? -EPROTO : error;
 }
 
 // Carries the turn of one master on until `until_ns`. True: it has answered.
 static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
-    struct wire_matrix *matrix = query->answer;
-    query->error = query->asked == NULL
-                       ? status_query_begin(query->transport, &query->masters[query->at], &query->run,
-                                            query->own ? &query->self : NULL, query->local, &query->asked)
-                       : 0;
-    if (query->error == 0) query->error = status_query_wait(query->asked, until_ns, matrix);
+    const struct wire_matrix *matrix = query->answer;
+    query->error = ask(query, until_ns);
     if (query->error == 0 && matrix->version != WIRE_VERSION) query->foreign = matrix->version;
     return query->error == 0 && matrix->version == WIRE_VERSION && (!query->own || names(matrix, &query->self.id));
 }
@@ -132,7 +136,7 @@ static pcclResult_t wait_until(struct pccl_status_query *query, int64_t slice_ns
 void pccl_ext_diagnose_end(struct pccl_status_query *query) {
     if (query == NULL) return;
     status_query_end(query->asked);
-    transport_context_release(query->transport);
+    transport_context_release(query->question.context);
     free(query->answer);
     free(query);
 }

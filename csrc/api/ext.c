@@ -44,82 +44,57 @@ pcclResult_t pccl_ext_keys_check(const char *path, bool *master) {
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                     bool insecure, uint32_t limit_ms, bool *out, bool *completed, uint64_t *ended_ms) {
-    struct wire_address master;
-    struct wire_run named;
+// Waits for the answer, which replaces `query`. 0 or -errno.
+static int ask(const struct status_question *question, uint32_t limit_ms, struct status_query **query,
+               struct wire_header *header, const uint8_t **body) {
+    int error = status_query_begin(question, query);
+    return error == 0 ? status_query_wait(*query, platform_now_ns() + limit_ms * MS_NS, header, body) : error;
+}
+
+// Takes an answer of the master. REMOVED says why it refuses, if it does.
+static pcclResult_t take_answer(const struct wire_header *header, const uint8_t *body, void *out, size_t capacity,
+                                size_t *length_out) {
+    struct wire_text why = {0};
+    bool removed = header->type == WIRE_REMOVED;
+    if ((removed && !wire_decode_text(body, header->length, &why)) || header->length > capacity)
+        return api_no_answer(-EPROTO);
+    if (why.length > 0) return detail_fail(pcclInvalidUsage, "the master refused: %.*s", (int)why.length, why.chars);
+    *length_out = removed ? 0 : header->length;
+    if (*length_out > 0) memcpy(out, body, *length_out);
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_ask(const struct pccl_ext_question *question, uint32_t limit_ms, void *out, size_t capacity,
+                          size_t *length_out) {
+    static const enum wire_type types[] = {WIRE_STATUS, WIRE_RUNS, WIRE_REMOVE, WIRE_STACKS};
+    REQUIRE_NOT_NULL(question);
     REQUIRE_NOT_NULL(out);
-    REQUIRE_NOT_NULL(completed);
-    REQUIRE_NOT_NULL(ended_ms);
-    RETURN_IF_FAILED(api_take_run(run, &named));
-    RETURN_IF_FAILED(api_take_address(address, "address", &master));
-    struct wire_status_is status;
-    struct transport_context *transport;
-    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &named, &transport));
-    int error = status_query_ask(transport, &master, &named, platform_now_ns() + limit_ms * MS_NS, &status);
-    transport_context_release(transport);
-    if (error != 0) return api_no_answer(error);
-    *out = status.activity != WIRE_IDLE;
-    *completed = status.completed != 0;
-    *ended_ms = status.ended_ms;
-    return pcclSuccess;
-}
-
-// A request of an operator.
-struct request {
-    struct wire_address master;
-    struct wire_run run;
-    struct wire_id member;
-    struct transport_context *transport; // held
-};
-
-static pcclResult_t begin_request(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                  const uint8_t *member, struct request *out) {
-    REQUIRE_NOT_NULL(member);
-    memcpy(out->member.bytes, member, sizeof out->member.bytes);
-    RETURN_IF_FAILED(api_take_run(run, &out->run));
-    RETURN_IF_FAILED(api_take_address(address, "address", &out->master));
-    return api_operator(keys, &out->transport);
-}
-
-static pcclResult_t end_request(const struct request *request, int error, const struct wire_text *why) {
-    transport_context_release(request->transport);
-    if (error != 0) return api_no_answer(error);
-    if (why->length > 0) return detail_fail(pcclInvalidUsage, "the master refused: %.*s", (int)why->length, why->chars);
-    return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_remove_member(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                    const uint8_t member[16], bool at_update, const char *by, uint32_t limit_ms) {
-    struct request request;
-    struct wire_text why;
-    REQUIRE_NOT_NULL(by);
-    RETURN_IF_FAILED(begin_request(address, run, keys, member, &request));
-    struct wire_remove remove = {.id = request.member, .at_update = at_update};
-    strncpy(remove.by, by, WIRE_MAX_BY);
-    int error = status_query_remove(request.transport, &request.master, &request.run, &remove,
-                                    platform_now_ns() + limit_ms * MS_NS, &why);
-    return end_request(&request, error, &why);
-}
-
-pcclResult_t pccl_ext_member_stacks(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                    const uint8_t member[16], uint32_t limit_ms, char *out, size_t capacity) {
-    struct request request;
-    struct status_stacks stacks;
-    REQUIRE_NOT_NULL(out);
-    RETURN_IF_FAILED(begin_request(address, run, keys, member, &request));
-    int error = status_query_stacks(request.transport, &request.master, &request.run, &request.member,
-                                    platform_now_ns() + limit_ms * MS_NS, &stacks);
-    if (error == -ETIMEDOUT) {
-        transport_context_release(request.transport);
-        return detail_fail(pcclTimedOut,
-                           "the member has not answered in %u ms: its process is stopped, or a thread "
-                           "does not release Python's global lock; look at it with py-spy or gdb",
-                           limit_ms);
-    }
-    RETURN_IF_FAILED(end_request(&request, error, &stacks.why));
-    snprintf(out, capacity, "%.*s", (int)stacks.length, stacks.chars);
-    return pcclSuccess;
+    REQUIRE_NOT_NULL(length_out);
+    enum wire_type type = types[question->kind];
+    bool operates = type == WIRE_REMOVE || type == WIRE_STACKS, of_all = type == WIRE_RUNS;
+    const char *keys = question->keys;
+    struct status_question asked = {.type = type, .body = question->body, .length = question->length};
+    asked.local = of_all && (keys == NULL || keys[0] == 0);
+    RETURN_IF_FAILED(api_take_run(question->run, &asked.run));
+    RETURN_IF_FAILED(api_take_address(question->address, "address", &asked.master));
+    RETURN_IF_FAILED(
+        operates ? api_operator(keys, &asked.context)
+                 : api_observer(keys, question->insecure, &asked.master, of_all ? NULL : &asked.run, &asked.context));
+    struct status_query *query = NULL;
+    struct wire_header header;
+    const uint8_t *body;
+    int error = ask(&asked, limit_ms, &query, &header, &body);
+    pcclResult_t code = error == 0 ? take_answer(&header, body, out, capacity, length_out) : pcclTimedOut;
+    if (error == -ETIMEDOUT && type == WIRE_STACKS)
+        detail_fail(code,
+                    "the member has not answered in %u ms: its process is stopped, or a thread does not release "
+                    "Python's global lock; look at it with py-spy or gdb",
+                    limit_ms);
+    else if (error != 0)
+        code = api_no_answer(error);
+    status_query_end(query);
+    transport_context_release(asked.context);
+    return code;
 }
 
 bool pccl_ext_comm_await_stacks(const pcclComm_t *comm) { return communicator_await_stacks(comm->communicator); }
@@ -129,25 +104,6 @@ pcclResult_t pccl_ext_comm_tell_stacks(const pcclComm_t *comm, const char *text,
     REQUIRE_NOT_NULL(text);
     if (length > WIRE_MAX_STACKS) return detail_fail(pcclInvalidArgument, "%zu bytes of stacks are too many", length);
     communicator_tell_stacks(comm->communicator, text, length);
-    return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const char *keys, bool insecure,
-                                  uint32_t limit_ms, char *out, size_t capacity) {
-    struct wire_address master;
-    REQUIRE_NOT_NULL(out);
-    if (capacity == 0) return detail_fail(pcclInvalidArgument, "there is no room for the names");
-    RETURN_IF_FAILED(api_take_address(address, "address", &master));
-    struct wire_runs_are told = {0};
-    struct transport_context *transport;
-    RETURN_IF_FAILED(api_observer(keys, insecure, &master, NULL, &transport));
-    int error = status_query_runs(transport, &master, keys == NULL || keys[0] == 0,
-                                  platform_now_ns() + limit_ms * MS_NS, &told);
-    transport_context_release(transport);
-    if (error != 0) return api_no_answer(error);
-    out[0] = 0;
-    for (uint32_t i = 0, at = 0; i < told.count && at < capacity; i++)
-        at += (uint32_t)snprintf(out + at, capacity - at, "%u %s\n", told.runs[i].peers, told.runs[i].run.chars);
     return pcclSuccess;
 }
 

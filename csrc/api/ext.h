@@ -56,32 +56,28 @@ pcclResult_t pccl_ext_master_check_command(pcclMasterInstance_t *master);
 // Needs no pcclInit.
 pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char *keys, bool insecure);
 
-// Asks a master of any process whether it has the run of this name ("": the one without a name): peers, or members
-// that have come to resume theirs. `completed`: it has none, and a member of its last run left that run by itself.
-// `ended_ms`: since that run ended there; UINT64_MAX: there was none.
-// Waits for at most `limit_ms`. `keys` as for pccl_ext_comm_set_keys, `insecure` as for pccl_ext_comm_set_insecure.
-// pcclInvalidArgument: the keys cannot be used, or are missing for a master beyond loopback.
-// pcclMasterConnectionFailed: no master answers there. Needs no pcclInit.
-pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                     bool insecure, uint32_t limit_ms, bool *out, bool *completed, uint64_t *ended_ms);
-
-// Asks a master of any process which runs it serves: a line for each into `out`, the number of its peers, a space, and
-// its name, "" for the run without one. Always ends with a zero, cut to `capacity`; 8,192 bytes hold every list. A
-// master that does not trust this process names none. Otherwise as pccl_ext_master_has_run.
-pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const char *keys, bool insecure,
-                                  uint32_t limit_ms, char *out, size_t capacity);
-
-// Has a member taken out of a run: at its next update (`at_update`; its program ends as after pcclLeave), or at once,
-// as if it had been lost. `keys`: a file for masters; NULL: PCCL_KEYS. Otherwise as pccl_ext_master_has_run.
-// `by`: who asks, and what for, which its own error and those of the survivors tell; cut to 95 bytes.
-// pcclInvalidArgument: the keys cannot be used, or are those of peers. pcclInvalidUsage: the master has refused it.
-pcclResult_t pccl_ext_remove_member(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                    const uint8_t member[16], bool at_update, const char *by, uint32_t limit_ms);
-
-// Asks a member for the Python stacks of its threads: text, cut to `capacity` > 0 with its zero, in which any bytes may
-// be. Otherwise as pccl_ext_remove_member. pcclTimedOut: the member has not answered in time.
-pcclResult_t pccl_ext_member_stacks(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                    const uint8_t member[16], uint32_t limit_ms, char *out, size_t capacity);
+// A question to a master of any process, and what it answers (docs/protocol.md).
+enum pccl_ext_question_kind {
+    pccl_ext_asks_status, // STATUS: what it does in the run
+    pccl_ext_asks_runs,   // RUNS: which runs it serves; one that does not trust this process names none
+    pccl_ext_removes,     // REMOVE: takes a member out. Nothing
+    pccl_ext_asks_stacks, // STACKS: where the threads of a member's program stand
+};
+struct pccl_ext_question {
+    const ccoip_socket_address_t *address;
+    const char *run;  // "": the one without a name, or all
+    const char *keys; // as for pccl_ext_comm_set_keys; those of masters, to remove a member or ask for its stacks
+    bool insecure;    // as for pccl_ext_comm_set_insecure
+    enum pccl_ext_question_kind kind;
+    const void *body; // of the question
+    size_t length;
+};
+// Asks, waits for at most `limit_ms`, and copies the body of the answer.
+// pcclInvalidArgument: the keys cannot be used, are missing for a master beyond loopback, or are those of peers where a
+// master's are needed. pcclInvalidUsage: the master refuses, and the text says why. pcclTimedOut: a member has not told
+// its stacks in time. pcclMasterConnectionFailed: no master answers there. Needs no pcclInit.
+pcclResult_t pccl_ext_ask(const struct pccl_ext_question *question, uint32_t limit_ms, void *out, size_t capacity,
+                          size_t *length_out);
 
 // Blocks until an operator asks so of this communicator. False: it is being stopped. Between pccl_ext_comm_stop and
 // pcclDestroyCommunicator it may be called, and returns false.

@@ -72,42 +72,28 @@ void master_free(struct master *master);
 
 // ---- asking a master from outside of its run: status_query.c ----
 
-// Asks what it does in this run (NULL: the one without a name), and waits for the answer until `deadline_ns`
-// (monotonic). Returns 0, or without an answer -ETIMEDOUT, -EPROTO, -ECONNREFUSED or another -errno.
-int status_query_ask(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
-                     int64_t deadline_ns, struct wire_status_is *out);
-// Asks which runs it serves. A master that does not trust this process names none. `local` as for status_query_begin.
-// Otherwise as status_query_ask.
-int status_query_runs(struct transport_context *context, const struct wire_address *master, bool local,
-                      int64_t deadline_ns, struct wire_runs_are *out);
-
-// Has a member taken out of the run. `context` has to be of a master, with keys. `out`: why the master did not; empty:
-// it did. Otherwise as status_query_ask.
-int status_query_remove(struct transport_context *context, const struct wire_address *master,
-                        const struct wire_run *run, const struct wire_remove *remove, int64_t deadline_ns,
-                        struct wire_text *out);
-
-struct status_stacks {
-    struct wire_text why; // the master does not ask the peer; empty: it has
-    uint32_t length;
-    char chars[WIRE_MAX_STACKS]; // any bytes
+// The first frame of a connection: STATUS, RUNS, DIAGNOSE, REMOVE or STACKS.
+struct status_question {
+    struct transport_context *context; // of a master, with keys, for REMOVE and STACKS
+    struct wire_address master;
+    struct wire_run run; // that it is about; empty: the one without a name, or all
+    // The way goes by a local socket if the master is of this host. One of the same user then tells everything,
+    // whatever the keys.
+    bool local;
+    enum wire_type type;
+    const void *body;
+    size_t length;
 };
 
-// Asks where the threads of a peer's program stand, likewise. -ETIMEDOUT: the peer, or the master, has not answered.
-int status_query_stacks(struct transport_context *context, const struct wire_address *master,
-                        const struct wire_run *run, const struct wire_id *id, int64_t deadline_ns,
-                        struct status_stacks *out);
-
-// Asks what the members of its run have seen of their ops and of each other, in pieces.
 struct status_query;
 
-// 0 or -errno. Waits for nothing. `proof` is that of a member. NULL: of somebody else, who is told everything by a
-// master whose run has the same keys, and counts by any other one. With `local`, a master of the same user on this host
-// also tells everything, whatever the keys.
-int status_query_begin(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
-                       const struct wire_diagnose *proof, bool local, struct status_query **out);
-// Like status_query_ask; after -ETIMEDOUT you may wait again. The caller owns `members` and `edges` of `out`.
-int status_query_wait(struct status_query *query, int64_t deadline_ns, struct wire_matrix *out);
+// Asks, and waits for nothing. 0 or -errno.
+int status_query_begin(const struct status_question *question, struct status_query **out);
+// Waits for the answer until `deadline_ns` (monotonic): its body, which lives as long as the query, and its type, which
+// is REMOVED where the master does not ask the peer for its stacks. Returns 0, or without an answer -ETIMEDOUT, after
+// which you may wait again, -EPROTO, -ECONNREFUSED or another -errno.
+int status_query_wait(struct status_query *query, int64_t deadline_ns, struct wire_header *header,
+                      const uint8_t **body);
 void status_query_end(struct status_query *query); // NULL is allowed
 
 #endif

@@ -20,8 +20,10 @@ static int await(const struct transport *stream, uint32_t events, int64_t deadli
 struct status_query {
     struct transport *stream;
     struct conn_in in;
-    struct conn_out out; // the question, until it is sent
-    bool open;           // the handshake is over
+    struct conn_out out;   // the question, until it is sent
+    bool open;             // the handshake is over
+    enum wire_type answer; // what answers the question
+    bool may_refuse;       // or REMOVED does
 };
 
 // Carries the handshake on, and sends what is left of the question.
@@ -44,122 +46,56 @@ static bool is_answer(const struct wire_header *header) {
            header->type == WIRE_REMOVED || header->type == WIRE_STACKS_ARE;
 }
 
-// REMOVED says why the master refuses, instead of the stacks.
-static bool take_stacks(const struct wire_header *header, const uint8_t *body, struct status_stacks *out) {
-    if (header->type == WIRE_REMOVED) return wire_decode_text(body, header->length, &out->why);
-    out->length = header->length;
-    if (header->length > 0) memcpy(out->chars, body, header->length);
-    return true;
-}
-
-// An answer of this type, decoded.
-static int hear(struct status_query *query, enum wire_type answer, int64_t deadline_ns, void *out) {
-    struct wire_header header;
-    const uint8_t *body;
+static int hear(struct status_query *query, int64_t deadline_ns, struct wire_header *header, const uint8_t **body) {
     int got;
-    while ((got = conn_in_frame(&query->in, query->stream, is_answer, &header, &body)) == -EAGAIN) {
+    while ((got = conn_in_frame(&query->in, query->stream, is_answer, header, body)) == -EAGAIN) {
         int error = await(query->stream, EPOLLIN, deadline_ns);
         if (error != 0) return error;
     }
     if (got <= 0) return got == 0 ? conn_in_end(&query->in) : got;
-    bool refused = answer == WIRE_STACKS_ARE && header.type == WIRE_REMOVED;
-    if (header.type != answer && !refused) // the keys are of another run
-        return header.type == WIRE_REMOVED ? -EKEYREJECTED : -EPROTO;
-    bool good = answer == WIRE_MATRIX       ? wire_decode_matrix(body, header.length, out)
-                : answer == WIRE_RUNS_ARE   ? wire_decode_runs_are(body, header.length, out)
-                : answer == WIRE_REMOVED    ? wire_decode_text(body, header.length, out)
-                : answer == WIRE_STACKS_ARE ? take_stacks(&header, body, out)
-                                            : wire_decode_status_is(body, header.length, out);
-    return good ? 0 : -EPROTO;
+    if (header->type == query->answer) return 0;
+    if (header->type != WIRE_REMOVED) return -EPROTO;
+    return query->may_refuse ? 0 : -EKEYREJECTED; // the keys are of another run
 }
 
-static int dial(struct status_query *query, struct transport_context *context, const struct wire_address *master,
-                const struct wire_run *run, bool local) {
-    *query = (struct status_query){0};
-    bool near = local && transport_dial_local(context, master, &query->stream) == 0;
-    int error = near ? 0 : transport_dial(context, master, &query->stream);
-    if (error == 0) transport_expect(query->stream, TRANSPORT_MASTER, NULL);
-    if (error == 0 && run != NULL && run->chars[0] != 0)
-        wire_encode_run(&query->out.bytes, (struct wire_header){0}, run);
-    return error;
+static enum wire_type answer_to(enum wire_type question) {
+    switch (question) {
+    case WIRE_STATUS: return WIRE_STATUS_IS;
+    case WIRE_RUNS: return WIRE_RUNS_ARE;
+    case WIRE_REMOVE: return WIRE_REMOVED;
+    case WIRE_STACKS: return WIRE_STACKS_ARE;
+    default: return WIRE_MATRIX;
+    }
 }
 
-static int carry_on(struct status_query *query, enum wire_type answer, int64_t deadline_ns, void *out) {
-    int error = ask(query, deadline_ns);
-    return error == 0 ? hear(query, answer, deadline_ns, out) : error;
-}
-
-static void end(struct status_query *query) {
-    wire_buffer_fini(&query->in.bytes);
-    wire_buffer_fini(&query->out.bytes);
-    transport_free(query->stream);
-}
-
-// Sends the one question of a query, waits for the answer, and ends the query. `error`: of the dial.
-static int finish(struct status_query *query, int error, enum wire_type answer, int64_t deadline_ns, void *out) {
-    if (error == 0) error = carry_on(query, answer, deadline_ns, out);
-    end(query);
-    return error;
-}
-
-int status_query_ask(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
-                     int64_t deadline_ns, struct wire_status_is *out) {
-    struct status_query query;
-    int error = dial(&query, context, master, run, false);
-    wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_STATUS);
-    return finish(&query, error, WIRE_STATUS_IS, deadline_ns, out);
-}
-
-int status_query_runs(struct transport_context *context, const struct wire_address *master, bool local,
-                      int64_t deadline_ns, struct wire_runs_are *out) {
-    struct status_query query;
-    int error = dial(&query, context, master, NULL, local);
-    wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_RUNS);
-    return finish(&query, error, WIRE_RUNS_ARE, deadline_ns, out);
-}
-
-int status_query_remove(struct transport_context *context, const struct wire_address *master,
-                        const struct wire_run *run, const struct wire_remove *remove, int64_t deadline_ns,
-                        struct wire_text *out) {
-    struct status_query query;
-    int error = dial(&query, context, master, run, false);
-    wire_encode_remove(&query.out.bytes, (struct wire_header){0}, remove);
-    return finish(&query, error, WIRE_REMOVED, deadline_ns, out);
-}
-
-int status_query_stacks(struct transport_context *context, const struct wire_address *master,
-                        const struct wire_run *run, const struct wire_id *id, int64_t deadline_ns,
-                        struct status_stacks *out) {
-    struct status_query query;
-    int error = dial(&query, context, master, run, false);
-    out->why.length = 0;
-    out->length = 0;
-    wire_encode_bytes(&query.out.bytes, (struct wire_header){0}, WIRE_STACKS, id->bytes, sizeof id->bytes);
-    return finish(&query, error, WIRE_STACKS_ARE, deadline_ns, out);
-}
-
-int status_query_begin(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
-                       const struct wire_diagnose *proof, bool local, struct status_query **out) {
-    struct status_query *query = malloc(sizeof *query);
-    int error = query == NULL ? -ENOMEM : dial(query, context, master, run, local);
+int status_query_begin(const struct status_question *question, struct status_query **out) {
+    struct status_query *query = calloc(1, sizeof *query);
+    if (query == NULL) return -ENOMEM;
+    query->answer = answer_to(question->type);
+    query->may_refuse = question->type == WIRE_STACKS;
+    bool near = question->local && transport_dial_local(question->context, &question->master, &query->stream) == 0;
+    int error = near ? 0 : transport_dial(question->context, &question->master, &query->stream);
     if (error != 0) {
         free(query);
         return error;
     }
-    if (proof != NULL)
-        wire_encode_diagnose(&query->out.bytes, (struct wire_header){0}, proof);
-    else
-        wire_encode_empty(&query->out.bytes, (struct wire_header){0}, WIRE_DIAGNOSE);
+    struct wire_buffer *out_bytes = &query->out.bytes;
+    if (question->run.chars[0] != 0) wire_encode_run(out_bytes, (struct wire_header){0}, &question->run);
+    wire_encode_bytes(out_bytes, (struct wire_header){0}, question->type, question->body, question->length);
     *out = query;
     return 0;
 }
 
-int status_query_wait(struct status_query *query, int64_t deadline_ns, struct wire_matrix *out) {
-    return carry_on(query, WIRE_MATRIX, deadline_ns, out);
+int status_query_wait(struct status_query *query, int64_t deadline_ns, struct wire_header *header,
+                      const uint8_t **body) {
+    int error = ask(query, deadline_ns);
+    return error == 0 ? hear(query, deadline_ns, header, body) : error;
 }
 
 void status_query_end(struct status_query *query) {
     if (query == NULL) return;
-    end(query);
+    wire_buffer_fini(&query->in.bytes);
+    wire_buffer_fini(&query->out.bytes);
+    transport_free(query->stream);
     free(query);
 }

@@ -267,9 +267,9 @@ pcclResult_t communicator_access(struct communicator *c, struct communicator_acc
     *out = (struct communicator_access){.transport = transport_context_hold(c->transport),
                                         .master_count = c->params.masters.count,
                                         .run = c->run,
-                                        .id = *member_id(c->core)};
+                                        .proof.id = *member_id(c->core)};
     memcpy(out->masters, c->params.masters.list, sizeof out->masters);
-    memcpy(out->secret, member_welcome(c->core)->secret, sizeof out->secret);
+    memcpy(out->proof.secret, member_welcome(c->core)->secret, sizeof out->proof.secret);
     return communicator_finish(c, pcclSuccess);
 }
 

@@ -109,8 +109,7 @@ struct communicator_access {
     struct wire_address masters[WIRE_MAX_MASTERS];
     uint32_t master_count;
     struct wire_run run;
-    struct wire_id id;
-    uint8_t secret[16];
+    struct wire_diagnose proof;
 };
 // Errors are those of communicator_usable.
 pcclResult_t communicator_access(struct communicator *c, struct communicator_access *out);

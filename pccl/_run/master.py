@@ -24,6 +24,7 @@ from pccl._core.address import (
 from pccl._core.calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, Ticket, call, milliseconds
 from pccl._core.errors import PCCLError, Result
 from pccl._core.library import _C, _ffi
+from pccl._core.questions import STATUS, ask, read_status
 from pccl._exports import publish
 from pccl._host.files import event_file
 from pccl._run.credentials import credentials
@@ -228,7 +229,6 @@ def run_state(masters: str, limit: float = 1.0, keys: str = "") -> RunState:
 
     If none serves one, the master whose run ended last tells how. `keys` is a file of keys; "": that of PCCL_KEYS, if any.
     """
-    served, completed, ended = _ffi.new("bool *"), _ffi.new("bool *"), _ffi.new("uint64_t *")
     path = os.fsencode(keys) if keys else _ffi.NULL
     state, last = RunState.NONE, -math.inf
     for endpoint in parse_endpoints(masters):
@@ -236,14 +236,16 @@ def run_state(masters: str, limit: float = 1.0, keys: str = "") -> RunState:
             for ip in resolve(endpoint, Deadline(limit)):
                 address = _ffi.new("ccoip_socket_address_t *")
                 fill_socket_address(address, ip, endpoint.port)
-                asked = address, endpoint.run.encode(), path, False, int(limit * 1000)
-                if _C.pccl_ext_master_has_run(*asked, served, completed, ended) != SUCCESS:
+                try:
+                    body = ask(STATUS, "run_state", address, endpoint.run, path, int(limit * 1000))
+                    served, completed, ended_ms = read_status(body, "run_state")
+                except PCCLError:
                     continue
-                if served[0]:
+                if served:
                     return RunState.SERVED
-                at = time.monotonic() - ended[0] / 1000  # a dead master may have cost seconds since the one before
+                at = time.monotonic() - ended_ms / 1000  # a dead master may have cost seconds since the one before
                 if at > last:
-                    state, last = RunState.COMPLETED if completed[0] else RunState.NONE, at
+                    state, last = RunState.COMPLETED if completed else RunState.NONE, at
     return state
 
 

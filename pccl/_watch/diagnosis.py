@@ -15,6 +15,7 @@ from pccl._core.calls import SLICE_MS, TIMED_OUT, Deadline, NativeHandle, call
 from pccl._core.errors import ConnectError, LossReason, PCCLError, Result
 from pccl._core.library import _C, _ffi
 from pccl._core.names import read_struct, uuid_in
+from pccl._core.questions import REMOVE, RUNS, STACKS, ask, read_runs, write_remove
 from pccl._watch.findings import find
 from pccl._watch.reports import JOINING, DepartureReport, Diagnosis, EdgeReport, JoinerReport, MemberReport
 
@@ -60,10 +61,7 @@ def remove_member(
     (INVALID_ARGUMENT): these are no keys of masters; (INVALID_USAGE): the master refuses, or there is no such member.
     ConnectError: no master answers there.
     """
-    said = "".join(one if one.isprintable() else "?" for one in by).encode("utf-8", "replace")[:BY_BYTES]
-    asked = at_update, said.decode("utf-8", "ignore").encode(), int(timeout * 1000)
-    arguments = *_request("remove_member", endpoint, member, keys, timeout), *asked
-    PCCLError.check(_C.pccl_ext_remove_member(*arguments), "remove_member")
+    _request(REMOVE, "remove_member", endpoint, keys, timeout, write_remove(member.bytes, at_update, by))
 
 
 def stacks_of(endpoint: Endpoint, member: UUID, keys: str | bytes | None = None, timeout: float = 5.0) -> str:
@@ -71,17 +69,14 @@ def stacks_of(endpoint: Endpoint, member: UUID, keys: str | bytes | None = None,
 
     PCCLTimeoutError: the member does not answer in `timeout` seconds.
     """
-    room = _ffi.new("char[]", STACKS_BYTES)
-    arguments = *_request("stacks", endpoint, member, keys, timeout), int(timeout * 1000), room, STACKS_BYTES
-    PCCLError.check(_C.pccl_ext_member_stacks(*arguments), "stacks")
-    text = _ffi.string(room).decode("utf-8", "replace")
+    text = _request(STACKS, "stacks", endpoint, keys, timeout, member.bytes).decode("utf-8", "replace")
     return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
 
 
-def _request(name: str, endpoint: Endpoint, member: UUID, keys: str | bytes | None, timeout: float) -> tuple[Any, ...]:
-    """The arguments with which an operator's request begins."""
+def _request(kind: int, name: str, endpoint: Endpoint, keys: str | bytes | None, timeout: float, body: bytes) -> bytes:
+    """Makes an operator's request, and returns the answer."""
     ip = _resolved(endpoint, timeout, name)[0]
-    return _place(endpoint, ip), endpoint.run.encode(), _path(keys), member.bytes
+    return ask(kind, name, _place(endpoint, ip), endpoint.run, _path(keys), int(timeout * 1000), body=body)
 
 
 def _resolved(endpoint: Endpoint, timeout: float, name: str) -> list[IP]:
@@ -101,27 +96,15 @@ def _path(keys: str | bytes | None) -> Any:
     return _ffi.NULL if keys is None else os.fsencode(keys)
 
 
-STACKS_BYTES = 16 * 1024 + 1
-"""Of a member, with a zero."""
-
-BY_BYTES = 95
-"""Of who asks for a removal, and what for."""
-
-RUNS_BYTES = 8192
-"""Of the list of a master's runs."""
-
-
 def runs_at(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | None = None, insecure: bool = False) -> dict[str, int]:
     """Asks the master at this address for its runs: the number of peers by name, "" for the run without a name.
 
     A master names none to a process without its keys on another host or of another user. Otherwise as `diagnose_run`.
     """
-    path, text = _path(keys), _ffi.new("char[]", RUNS_BYTES)
+    path = _path(keys)
     ip = permitted(endpoint, _resolved(endpoint, timeout, "pcclDiagnose"), path, insecure, "pcclDiagnose")[0]
-    arguments = _place(endpoint, ip), path, insecure, int(timeout * 1000), text, RUNS_BYTES
-    PCCLError.check(_C.pccl_ext_master_runs(*arguments), "pcclDiagnose")
-    lines = _ffi.string(text).decode().splitlines()
-    return {name: int(peers) for peers, _, name in (line.partition(" ") for line in lines)}
+    body = ask(RUNS, "pcclDiagnose", _place(endpoint, ip), "", path, int(timeout * 1000), insecure=insecure)
+    return read_runs(body, "pcclDiagnose")
 
 
 def diagnose(handle: NativeHandle, limit_ms: int) -> Diagnosis:

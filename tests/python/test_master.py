@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -802,15 +801,13 @@ def test_whether_masters_have_a_run():
 
 
 def test_a_master_between_that_does_not_answer_makes_no_end_of_a_run_later(monkeypatch):
-    def ask(address, *given):
-        completed, ended = given[-2:]
+    def ask(kind, name, address, *_):
         if address.port == 2:
             time.sleep(0.2)
-            return Result.MASTER_CONNECTION_FAILED.value
-        completed[0], ended[0] = (False, 100) if address.port == 1 else (True, 250)
-        return Result.SUCCESS.value
+            raise pccl.ConnectError(Result.MASTER_CONNECTION_FAILED, name, "")
+        return struct.pack("<BBQ", 0, *((False, 100) if address.port == 1 else (True, 250)))
 
-    monkeypatch.setattr(_master, "_C", types.SimpleNamespace(pccl_ext_master_has_run=ask))
+    monkeypatch.setattr(_master, "ask", ask)
     assert _master.run_state("127.0.0.1:1,127.0.0.1:2,127.0.0.1:3") is _master.RunState.COMPLETED
 
 

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "base/platform.h"
+#include "asking.h"
 #include "check.h"
 #include "far_end.h"
 #include "master/master.h"
@@ -14,7 +14,7 @@ enum { PATIENCE_MS = 20000, IMPATIENCE_MS = 50 };
 
 static int ask(const struct wire_address *address, int ms, enum wire_activity *out) {
     struct wire_status_is status;
-    int error = status_query_ask(far_end_context(), address, NULL, platform_now_ns() + ms * MS_NS, &status);
+    int error = asking_status(far_end_context(), address, NULL, ms, &status);
     if (error == 0) *out = status.activity;
     return error;
 }

@@ -14,6 +14,7 @@ int main(void) {
 
 #include <sys/epoll.h>
 
+#include "asking.h"
 #include "base/platform.h"
 #include "master/master.h"
 #include "net/tls.h"
@@ -118,14 +119,13 @@ static void test_master(void) {
     struct wire_status_is status;
     for (int i = 0; i < 3; i++) {
         check_case("STATUS of party %d", i);
-        CHECK_EQ(status_query_ask(contexts[i], &address, NULL, platform_now_ns() + PATIENCE_MS * MS_NS, &status), 0);
+        CHECK_EQ(asking_status(contexts[i], &address, NULL, PATIENCE_MS, &status), 0);
     }
     check_case("a question without keys");
-    int64_t until_ns = platform_now_ns() + PATIENCE_MS * MS_NS;
-    CHECK_EQ(status_query_ask(far_end_context(), &address, NULL, until_ns, &status), -ENOKEY);
+    CHECK_EQ(asking_status(far_end_context(), &address, NULL, PATIENCE_MS, &status), -ENOKEY);
     check_case("a question with other keys");
     struct transport_context *stranger = context_of(key_files_load(false, 1, 2, 0), TRANSPORT_OBSERVER);
-    CHECK_EQ(status_query_ask(stranger, &address, NULL, until_ns, &status), -EKEYREJECTED);
+    CHECK_EQ(asking_status(stranger, &address, NULL, PATIENCE_MS, &status), -EKEYREJECTED);
     transport_context_release(stranger);
     for (int i = 0; i < 3; i++) transport_context_release(contexts[i]);
     master_free(master);
@@ -222,21 +222,21 @@ static void test_runs(void) {
         }
         check_case("a question about run \"%s\"", names[i]->chars);
         struct wire_status_is status;
-        CHECK_EQ(status_query_ask(observer, &address, names[i], platform_now_ns() + PATIENCE_MS * MS_NS, &status),
-                 -EKEYREJECTED);
+        CHECK_EQ(asking_status(observer, &address, names[i], PATIENCE_MS, &status), -EKEYREJECTED);
     }
     check_case("questions about its own run");
-    int64_t until_ns = platform_now_ns() + PATIENCE_MS * MS_NS;
     struct wire_status_is status;
-    CHECK_EQ(status_query_ask(observer, &address, &alpha, until_ns, &status), 0);
+    CHECK_EQ(asking_status(observer, &address, &alpha, PATIENCE_MS, &status), 0);
     CHECK_EQ(status.activity, WIRE_SERVES);
     CHECK_EQ(runs_told(observer, &address, &alpha), 1);
     CHECK_EQ(runs_told(all, &address, &unnamed), 3);
-    CHECK_EQ(status_query_ask(all, &address, &alpha, until_ns, &status), 0);
+    CHECK_EQ(asking_status(all, &address, &alpha, PATIENCE_MS, &status), 0);
     CHECK_EQ(status.activity, WIRE_SERVES);
     struct wire_text why;
-    const struct wire_remove remove = {.id = *tls_context_id(peer)};
-    CHECK_EQ(status_query_remove(observer, &address, &alpha, &remove, until_ns, &why), 0);
+    uint8_t remove[WIRE_ID_BYTES + 2] = {0};
+    memcpy(remove, tls_context_id(peer)->bytes, WIRE_ID_BYTES);
+    CHECK_EQ(asking(observer, &address, &alpha, PATIENCE_MS, WIRE_REMOVE, remove, sizeof remove, WIRE_REMOVED, &why),
+             0);
     CHECK(memmem(why.chars, why.length, "the keys of the masters", 23) != NULL);
 
     for (int i = 0; i < 3; i++) transport_free(members[i]);
