@@ -237,6 +237,19 @@ void wire_end(struct cursor *body, struct wire_header header, enum wire_type typ
     wire_header_encode(body->grows->bytes + begin, &header);
 }
 
+uint8_t wire_visit_chars(struct cursor *c, char *chars, uint8_t least, uint8_t most) {
+    uint8_t length = c->writes ? (uint8_t)strnlen(chars, most) : 0;
+    if (!c->writes) memset(chars, 0, most + 1);
+    cursor_range(c, &length, least, most);
+    if (!c->bad) cursor_bytes(c, chars, length);
+    return length;
+}
+
+void wire_visit_why(struct cursor *c, char why[WIRE_MAX_WHY + 1]) {
+    uint8_t length = wire_visit_chars(c, why, 0, WIRE_MAX_WHY);
+    if (cursor_judges(c)) cursor_expect(c, strnlen(why, length) == length);
+}
+
 void wire_encode_bytes(struct wire_buffer *out, struct wire_header header, enum wire_type type, const void *bytes,
                        size_t length) {
     struct cursor c = wire_begin(out);

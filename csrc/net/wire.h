@@ -1,5 +1,5 @@
-// Numbers, limits, types, header and names of the protocol. Messages are defined here, in net/wire_control and in
-// net/wire_data only; docs/protocol.md explains the exchange.
+// Numbers, limits, types, header and names of the protocol. Messages are defined here, in net/wire_control, in
+// net/wire_matrix and in net/wire_data only; docs/protocol.md explains the exchange.
 //
 // A frame is a 32-byte header and a body, little-endian. Control frames (peer <-> master) have bodies of at most
 // WIRE_MAX_CONTROL_BYTES; data frames (peer <-> peer) begin their body with a head of fixed size (struct wire_head) and
@@ -286,6 +286,15 @@ CURSOR_INLINE void wire_visit_text(struct cursor *c, struct wire_text *text) {
     cursor_expect(c, text->length <= WIRE_MAX_TEXT);
     if (!c->bad) cursor_bytes(c, text->chars, text->length);
 }
+
+// Visits the items of a list, none any more once something was wrong.
+#define WIRE_EACH(c, i, count) for (uint32_t i = 0; i < (count) && !(c)->bad; i++)
+
+// Visits a text of `least` to `most` bytes, with a zero behind them in memory: its length, which it returns, and the
+// bytes.
+uint8_t wire_visit_chars(struct cursor *c, char *chars, uint8_t least, uint8_t most);
+// Visits what a master says of a member that is gone.
+void wire_visit_why(struct cursor *c, char why[WIRE_MAX_WHY + 1]);
 
 CURSOR_INLINE void wire_visit_fingerprint(struct cursor *c, struct wire_fingerprint *fingerprint) {
     cursor_u64(c, &fingerprint->count);

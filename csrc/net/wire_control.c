@@ -6,14 +6,11 @@
 
 // ---- parts of messages ----
 
-// The items of a list, none any more once something was wrong.
-#define EACH(c, i, count) for (uint32_t i = 0; i < (count) && !(c)->bad; i++)
-
 static void visit_id(struct cursor *c, struct wire_id *id) { cursor_bytes(c, id->bytes, WIRE_ID_BYTES); }
 
 static void visit_ids(struct cursor *c, uint32_t *count, struct wire_id *ids) {
     cursor_count(c, count, WIRE_MAX_MEMBERS);
-    EACH(c, i, *count) visit_id(c, &ids[i]);
+    WIRE_EACH(c, i, *count) visit_id(c, &ids[i]);
 }
 
 static void visit_lanes(struct cursor *c, uint32_t *lanes) {
@@ -38,7 +35,7 @@ static void visit_reach(struct cursor *c, struct wire_reach *reach) {
     cursor_range(c, &reach->closed, 0, 1);
     cursor_range(c, &reach->relays, WIRE_RELAYS_NOTHING, WIRE_RELAYS_BOTH);
     cursor_range(c, &reach->count, 0, WIRE_MAX_ADDRESSES);
-    EACH(c, i, reach->count) {
+    WIRE_EACH(c, i, reach->count) {
         visit_address(c, &reach->addresses[i]);
         cursor_expect(c, reach->addresses[i].port != 0);
     }
@@ -57,17 +54,8 @@ static void visit_op_name(struct cursor *c, struct wire_op_name *name) {
     cursor_u32(c, &name->subgroup);
 }
 
-// A text of `least` to `most` bytes, with a zero behind them in memory: its length, which it returns, and the bytes.
-static uint8_t visit_chars(struct cursor *c, char *chars, uint8_t least, uint8_t most) {
-    uint8_t length = c->writes ? (uint8_t)strnlen(chars, most) : 0;
-    if (!c->writes) memset(chars, 0, most + 1);
-    cursor_range(c, &length, least, most);
-    if (!c->bad) cursor_bytes(c, chars, length);
-    return length;
-}
-
 static void visit_name(struct cursor *c, struct wire_name *name) {
-    uint8_t length = visit_chars(c, name->chars, 0, WIRE_MAX_NAME);
+    uint8_t length = wire_visit_chars(c, name->chars, 0, WIRE_MAX_NAME);
     if (cursor_judges(c)) cursor_expect(c, peer_name_is_clean(name->chars, length));
 }
 
@@ -101,7 +89,7 @@ static void visit_epoch(struct cursor *c, struct wire_epoch *epoch) {
     cursor_u32(c, &epoch->latency_us);
     cursor_u32(c, &epoch->megabytes_per_s);
     cursor_count(c, &epoch->count, WIRE_MAX_MEMBERS);
-    EACH(c, i, epoch->count) {
+    WIRE_EACH(c, i, epoch->count) {
         visit_member(c, &epoch->members[i]);
         cursor_expect(c, i == 0 || epoch->members[i].group >= epoch->members[i - 1].group);
     }
@@ -124,7 +112,7 @@ static void visit_ended_vote(struct cursor *c, struct wire_ended_vote *vote) {
     cursor_u64(c, &vote->value);
     cursor_u64(c, &vote->epoch);
     cursor_count(c, &vote->count, WIRE_MAX_MEMBERS);
-    EACH(c, i, vote->count) {
+    WIRE_EACH(c, i, vote->count) {
         struct wire_group_size *size = &vote->sizes[i];
         cursor_u32(c, &size->group);
         cursor_u32(c, &size->count);
@@ -145,7 +133,7 @@ static void visit_limits(struct cursor *c, struct wire_limits *limits) {
 
 static void visit_losses(struct cursor *c, uint32_t *count, struct wire_loss *losses) {
     cursor_count(c, count, WIRE_MAX_MEMBERS);
-    EACH(c, i, *count) {
+    WIRE_EACH(c, i, *count) {
         struct wire_loss *loss = &losses[i];
         cursor_u64(c, &loss->epoch);
         cursor_u32(c, &loss->members);
@@ -221,18 +209,13 @@ static void visit_linked(struct cursor *c, struct wire_linked *m) {
     cursor_u32(c, &m->attempt);
     cursor_u32(c, &m->latency_us);
     visit_ids(c, &m->count, m->unreachable);
-    EACH(c, i, m->count) cursor_range(c, &m->narrow[i], 0, 1);
-}
-
-static void visit_why(struct cursor *c, char why[WIRE_MAX_WHY + 1]) {
-    uint8_t length = visit_chars(c, why, 0, WIRE_MAX_WHY);
-    if (cursor_judges(c)) cursor_expect(c, strnlen(why, length) == length);
+    WIRE_EACH(c, i, m->count) cursor_range(c, &m->narrow[i], 0, 1);
 }
 
 static void visit_gone(struct cursor *c, struct wire_gone *gone) {
     visit_id(c, &gone->id);
     cursor_range(c, &gone->reason, WIRE_LOSS_UNKNOWN, WIRE_LOSS_ENDED);
-    visit_why(c, gone->why);
+    wire_visit_why(c, gone->why);
 }
 
 static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
@@ -241,7 +224,7 @@ static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
     visit_quorum(c, &m->quorum);
     cursor_bytes(c, m->signature, sizeof m->signature);
     cursor_count(c, &m->gone_count, WIRE_MAX_MEMBERS);
-    EACH(c, i, m->gone_count) {
+    WIRE_EACH(c, i, m->gone_count) {
         struct wire_gone unwanted;
         visit_gone(c, m->gone != NULL ? &m->gone[i] : &unwanted);
     }
@@ -249,7 +232,7 @@ static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
 
 static void visit_donors(struct cursor *c, struct wire_donors *m) {
     cursor_count(c, &m->count, WIRE_MAX_DONORS);
-    EACH(c, i, m->count) {
+    WIRE_EACH(c, i, m->count) {
         visit_id(c, &m->donors[i].id);
         visit_reach(c, &m->donors[i].reach);
         cursor_expect(c, m->donors[i].reach.count > 0);
@@ -283,7 +266,7 @@ static void visit_verdict(struct cursor *c, struct wire_verdict *m) {
 
 static void visit_report(struct cursor *c, struct wire_report *m) {
     cursor_count(c, &m->count, 2 * WIRE_MAX_LIVE_OPS);
-    EACH(c, i, m->count) {
+    WIRE_EACH(c, i, m->count) {
         struct wire_op_report *op = &m->ops[i];
         visit_op_name(c, &op->name);
         cursor_range(c, &op->state, WIRE_OP_OPEN, WIRE_OP_RETAINED);
@@ -312,7 +295,7 @@ static void visit_leaving(struct cursor *c, struct wire_leaving *m) {
 static void visit_remove(struct cursor *c, struct wire_remove *m) {
     visit_id(c, &m->id);
     cursor_range(c, &m->at_update, 0, 1);
-    uint8_t length = visit_chars(c, m->by, 0, WIRE_MAX_BY);
+    uint8_t length = wire_visit_chars(c, m->by, 0, WIRE_MAX_BY);
     if (cursor_judges(c)) cursor_expect(c, strnlen(m->by, length) == length);
 }
 
@@ -344,7 +327,7 @@ static void visit_sync_vote(struct cursor *c, struct wire_sync_vote *m) {
     visit_hash(c, &m->content);
     cursor_u64(c, &m->outline.entries);
     uint32_t hashes = (uint32_t)(m->outline.entries >> wire_outline_shift(m->outline.entries));
-    EACH(c, i, hashes) cursor_u32(c, &m->outline.hashes[i]);
+    WIRE_EACH(c, i, hashes) cursor_u32(c, &m->outline.hashes[i]);
 }
 
 static void visit_sync_differs(struct cursor *c, struct wire_sync_differs *m) {
@@ -367,7 +350,7 @@ static void visit_sync_done(struct cursor *c, struct wire_sync_done *m) {
     cursor_u64(c, &m->round);
     cursor_range(c, &m->complete, WIRE_SYNC_MISSING, WIRE_SYNC_READ_ONLY);
     cursor_count(c, &m->count, WIRE_MAX_MEMBERS);
-    EACH(c, i, m->count) {
+    WIRE_EACH(c, i, m->count) {
         visit_id(c, &m->sources[i].id);
         cursor_u64(c, &m->sources[i].bytes);
     }
@@ -406,7 +389,7 @@ static void visit_resume(struct cursor *c, struct wire_resume *m) {
     visit_ended_vote(c, &m->last_vote);
     visit_epoch(c, &m->epoch);
     cursor_count(c, &m->past_count, WIRE_MAX_PAST);
-    EACH(c, i, m->past_count) visit_past(c, &m->past[i]);
+    WIRE_EACH(c, i, m->past_count) visit_past(c, &m->past[i]);
     visit_losses(c, &m->loss_count, m->losses);
     visit_quorum(c, &m->quorum);
     cursor_bytes(c, m->signature, sizeof m->signature);
@@ -431,7 +414,7 @@ static void visit_status_is(struct cursor *c, struct wire_status_is *m) {
 static void visit_telemetry(struct cursor *c, struct wire_telemetry *m) {
     wire_visit_ops_seen(c, &m->ops);
     cursor_count(c, &m->count, WIRE_MAX_SEEN);
-    EACH(c, i, m->count) {
+    WIRE_EACH(c, i, m->count) {
         visit_id(c, &m->others[i].id);
         wire_visit_seen(c, &m->others[i].seen);
     }
@@ -442,34 +425,21 @@ static void visit_diagnose(struct cursor *c, struct wire_diagnose *m) {
     cursor_bytes(c, m->secret, sizeof m->secret);
 }
 
-static void visit_double(struct cursor *c, double *value) {
-    uint64_t bits = 0;
-    if (c->writes) memcpy(&bits, value, sizeof bits);
-    cursor_u64(c, &bits);
-    if (!c->writes) memcpy(value, &bits, sizeof bits);
-}
-
-static void visit_program_number(struct cursor *c, char *name, double *value) {
-    uint8_t length = visit_chars(c, name, 1, WIRE_MAX_NUMBER_NAME);
-    if (cursor_judges(c)) cursor_expect(c, wire_is_number_name(name, length));
-    visit_double(c, value);
-}
-
 static void visit_numbers(struct cursor *c, struct wire_numbers *m) {
     cursor_count(c, &m->count, WIRE_MAX_NUMBERS);
-    EACH(c, i, m->count) visit_program_number(c, m->list[i].name, &m->list[i].value);
+    WIRE_EACH(c, i, m->count) wire_visit_program_number(c, m->list[i].name, &m->list[i].value);
 }
 
 static void visit_waits(struct cursor *c, struct wire_waits *m) {
     wire_visit_number(c, &m->all_us);
     cursor_count(c, &m->count, WIRE_MAX_WAITS);
-    EACH(c, i, m->count) {
+    WIRE_EACH(c, i, m->count) {
         struct wire_wait *wait = &m->list[i];
         visit_op_name(c, &wait->name);
         cursor_u8(c, &wait->kind);
         wire_visit_number(c, &wait->span_us);
         cursor_count(c, &wait->missing_count, WIRE_MAX_MISSING);
-        EACH(c, j, wait->missing_count) visit_id(c, &wait->missing[j]);
+        WIRE_EACH(c, j, wait->missing_count) visit_id(c, &wait->missing[j]);
     }
 }
 
@@ -478,143 +448,18 @@ static void visit_precopy(struct cursor *c, struct wire_precopy *m) {
     wire_visit_progress(c, &m->progress);
 }
 
-// Measurements, in fields that follow each other: at most WIRE_MOST_SEEN, or -1 for none.
-static void visit_amounts(struct cursor *c, double *first, double *last) {
-    for (; first <= last; first++) {
-        visit_double(c, first);
-        cursor_expect(c, (*first >= 0 && *first <= (double)WIRE_MOST_SEEN) || *first == -1);
-    }
-}
-
-static void visit_amount(struct cursor *c, double *amount) { visit_amounts(c, amount, amount); }
-
-static void visit_uuid(struct cursor *c, pcclRankUuid_t *uuid) { cursor_bytes(c, uuid->data, sizeof uuid->data); }
-
-// A name or an address, to be shown as it is.
-static void visit_shown(struct cursor *c, char chars[WIRE_MAX_NAME + 1]) {
-    uint8_t length = visit_chars(c, chars, 0, WIRE_MAX_NAME);
-    if (cursor_judges(c)) cursor_expect(c, peer_name_is_clean(chars, length));
-}
-
-static void visit_flag(struct cursor *c, bool *flag) {
-    uint8_t value = *flag;
-    cursor_range(c, &value, 0, 1);
-    if (!c->writes) *flag = value == 1;
-}
-
-static void visit_enum(struct cursor *c, int *value, uint8_t most) {
-    uint8_t number = (uint8_t)*value;
-    cursor_range(c, &number, 0, most);
-    if (!c->writes) *value = number;
-}
-
-static void visit_size(struct cursor *c, size_t *size, uint32_t most) {
-    uint32_t count = (uint32_t)*size;
-    cursor_count(c, &count, most);
-    *size = count;
-}
-
-static void visit_matrix_member(struct cursor *c, pcclDiagnosisMember_t *member) {
-    visit_uuid(c, &member->uuid);
-    visit_shown(c, member->name);
-    cursor_u64(c, &member->join_number);
-    cursor_u32(c, &member->group);
-    visit_shown(c, member->address);
-    visit_amounts(c, &member->silent_s, &member->processor_s);
-    wire_visit_number(c, &member->live);
-    visit_amounts(c, &member->oldest_s, &member->still_s);
-    cursor_u64(c, &member->state_revision);
-    cursor_u64(c, &member->state_hash[0]);
-    cursor_u64(c, &member->state_hash[1]);
-    visit_flag(c, &member->synced);
-    visit_flag(c, &member->state_replaced);
-}
-
-static void visit_matrix_edge(struct cursor *c, pcclDiagnosisEdge_t *edge, uint8_t *reason) {
-    cursor_u32(c, &edge->member);
-    cursor_u32(c, &edge->other);
-    wire_visit_number(c, &edge->awaited);
-    visit_amounts(c, &edge->acked_bytes, &edge->queue_s);
-    visit_flag(c, &edge->by_memory);
-    cursor_u32(c, &edge->lanes);
-    cursor_u8(c, reason);
-}
-
-static void visit_matrix_joiner(struct cursor *c, pcclDiagnosisJoiner_t *joiner) {
-    visit_uuid(c, &joiner->uuid);
-    visit_shown(c, joiner->name);
-    cursor_u32(c, &joiner->group);
-    visit_shown(c, joiner->address);
-    visit_enum(c, &joiner->joining, WIRE_JOINING_SPARE);
-    wire_visit_number(c, &joiner->done);
-    wire_visit_number(c, &joiner->total);
-    cursor_expect(c, joiner->done <= joiner->total);
-    visit_amounts(c, &joiner->progress_s, &joiner->wait_s);
-}
-
-static void visit_departure(struct cursor *c, pcclDiagnosisDeparture_t *departure) {
-    visit_uuid(c, &departure->uuid);
-    visit_shown(c, departure->name);
-    cursor_u32(c, &departure->group);
-    cursor_u32(c, &departure->rank);
-    visit_enum(c, &departure->reason, WIRE_LOSS_ENDED);
-    visit_amount(c, &departure->ago_s);
-    visit_why(c, departure->why);
-}
-
-static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
-    pcclDiagnosis_t *told = &m->told;
-    cursor_u16(c, &m->version);
-    if (!c->writes)
-        *told = (pcclDiagnosis_t){.members = m->members,
-                                  .edges = m->edges,
-                                  .numbers = m->numbers,
-                                  .joiners = m->joiners,
-                                  .departures = m->departures};
-    if (cursor_judges(c) && m->version != WIRE_VERSION) { // whatever follows
-        c->at = c->end;
-        return;
-    }
-    visit_amount(c, &told->heartbeat_limit_s);
-    visit_flag(c, &told->counts_only);
-    cursor_u32(c, &told->peer_count);
-    cursor_u64(c, &told->epoch);
-    cursor_u64(c, &told->generation);
-    cursor_u64(c, &told->votes);
-    visit_size(c, &told->member_count, WIRE_MAX_MEMBERS);
-    cursor_expect(c, told->peer_count <= WIRE_MAX_MEMBERS);
-    cursor_expect(c, told->member_count == (told->counts_only ? 0 : told->peer_count));
-    EACH(c, i, told->member_count) visit_matrix_member(c, &m->members[i]);
-    visit_size(c, &told->edge_count, WIRE_MAX_EDGES);
-    EACH(c, i, told->edge_count) {
-        const pcclDiagnosisEdge_t *edge = &m->edges[i];
-        visit_matrix_edge(c, &m->edges[i], &m->reasons[i]);
-        cursor_expect(c, edge->member < told->member_count && edge->other < told->member_count);
-        cursor_expect(c, edge->member != edge->other);
-    }
-    visit_size(c, &told->number_count, WIRE_MAX_NUMBERS_TOLD);
-    EACH(c, i, told->number_count) {
-        cursor_u32(c, &m->numbers[i].member);
-        cursor_expect(c, m->numbers[i].member < told->member_count);
-        visit_program_number(c, m->numbers[i].name, &m->numbers[i].value);
-    }
-    visit_size(c, &told->joiner_count, told->counts_only ? 0 : WIRE_MAX_JOINERS);
-    EACH(c, i, told->joiner_count) visit_matrix_joiner(c, &m->joiners[i]);
-    visit_size(c, &told->departure_count, told->counts_only ? 0 : WIRE_MAX_DEPARTURES);
-    cursor_expect(c, told->member_count + told->departure_count <= WIRE_MAX_MEMBERS); // so that all fits a frame
-    EACH(c, i, told->departure_count) visit_departure(c, &m->departures[i]);
-}
+static void visit_matrix(struct cursor *c, struct wire_matrix *m) { wire_visit_matrix(c, m); }
 
 static void visit_run(struct cursor *c, struct wire_run *m) {
-    uint8_t length = visit_chars(c, m->chars, 1, WIRE_MAX_RUN);
+    uint8_t length = wire_visit_chars(c, m->chars, 1, WIRE_MAX_RUN);
     bool every = length == 1 && m->chars[0] == WIRE_EVERY_RUN[0];
     if (cursor_judges(c)) cursor_expect(c, every || wire_is_run_name(m->chars, length));
 }
 
 static void visit_runs_are(struct cursor *c, struct wire_runs_are *m) {
     cursor_count(c, &m->count, WIRE_MAX_RUNS);
-    EACH(c, i, m->count) {
-        uint8_t length = visit_chars(c, m->runs[i].run.chars, 0, WIRE_MAX_RUN);
+    WIRE_EACH(c, i, m->count) {
+        uint8_t length = wire_visit_chars(c, m->runs[i].run.chars, 0, WIRE_MAX_RUN);
         cursor_u32(c, &m->runs[i].peers);
         if (cursor_judges(c)) cursor_expect(c, length == 0 || wire_is_run_name(m->runs[i].run.chars, length));
     }

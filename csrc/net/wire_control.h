@@ -3,8 +3,7 @@
 #define PCCL_NET_WIRE_CONTROL_H
 
 #include "net/wire_loss.h"
-#include "net/wire_seen.h"
-#include "pccl.h"
+#include "net/wire_matrix.h"
 
 // Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next. Nobody is
 // listed twice.
@@ -423,14 +422,6 @@ struct wire_state {
     struct wire_hash content; // all 0: not known, since another master served the run then
 };
 
-enum wire_joining {
-    WIRE_JOINING_COPIES,   // the state, beside the members' steps
-    WIRE_JOINING_WAITS,    // for the members to admit it
-    WIRE_JOINING_LINKS,    // it makes its links to the members
-    WIRE_JOINING_RECEIVES, // it is a member, and its first sync brings it the state
-    WIRE_JOINING_SPARE     // it waits for a member to go
-};
-
 struct wire_donors {
     uint32_t count; // 0: there is nobody to copy from, and this newcomer is admitted as others are
     struct wire_donor {
@@ -469,18 +460,6 @@ struct wire_waits {
 struct wire_diagnose {
     struct wire_id id;  // of the sender
     uint8_t secret[16]; // of the run
-};
-
-// The answer to DIAGNOSE: what pcclDiagnose gives, with the lists that its pointers lead to once it is decoded.
-struct wire_matrix {
-    pcclDiagnosis_t told; // first: pcclDiagnosisFree frees the whole
-    uint16_t version;     // of the master; another one: decodes with that alone
-    pcclDiagnosisMember_t members[WIRE_MAX_MEMBERS];
-    pcclDiagnosisEdge_t edges[WIRE_MAX_EDGES]; // their `reason` is not sent,
-    uint8_t reasons[WIRE_MAX_EDGES];           // but enum pace_reason, of a later version any number
-    pcclDiagnosisNumber_t numbers[WIRE_MAX_NUMBERS_TOLD];
-    pcclDiagnosisJoiner_t joiners[WIRE_MAX_JOINERS];
-    pcclDiagnosisDeparture_t departures[WIRE_MAX_DEPARTURES];
 };
 
 enum { WIRE_WITHIN_UNKNOWN = UINT32_MAX };

@@ -132,7 +132,8 @@ def toctree(caption: str, entries: list[str]) -> list[str]:
 
 def c_page(header: Path) -> str:
     """The reference of the C library: its declarations, with the comments before them."""
-    head, *declarations = c_declarations(header.read_text().splitlines())
+    parts = (header, header.with_name("pccl_diagnosis.h"))
+    head, *declarations = c_declarations([line for part in parts for line in part.read_text().splitlines()])
     page = ["# C", "", "`#include <pccl.h>`, and link with `-lpccl`.", "", *head[0], ""]
     for comment, code in declarations:
         names = re.findall(
