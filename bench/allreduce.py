@@ -71,7 +71,7 @@ def body(args: argparse.Namespace) -> Report:
     figures: list[Row] = []
     rows: list[Row] = []
     bars: list[Row] = []
-    for world, realtime in itertools.product(args.worlds, harness.priorities(args)):
+    for world, realtime in itertools.product(args.worlds, harness.priorities()):
         with (
             harness.Master() as usual,
             harness.Master() as by_tcp,
@@ -84,7 +84,6 @@ def body(args: argparse.Namespace) -> Report:
                 plan=plan,
                 sizes=args.sizes,
                 blocks=args.blocks,
-                pin=args.pin,
                 realtime=realtime,
             ) as fleet,
         ):
@@ -133,8 +132,6 @@ def missed(world: int, size: int, priority: str, medians: dict[str, float]) -> l
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of peers")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES", help="tensor sizes")
-    harness.add_pin(parser)
-    parser.add_argument("--normal", action="store_true", help="normal priority alone; without --realtime too: both")
 
 
 if __name__ == "__main__":

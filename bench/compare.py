@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import harness
-import methods
-from harness import GIB, KIB, MIB, BenchError, Row
+from harness import KIB, MIB, BenchError, Row
 
 METHOD = """Three fleets of peers take turns: old, old again, new; the order changes from round to round. Each fleet has
 processes and a master of its own, started by its build's Python. A time is the slowest peer's; CPU time is that of all peers
@@ -29,8 +28,7 @@ and the master. `new/old` is the median over the rounds of new divided by the ge
 round; `old/old` is the second old fleet against the first: what a ratio is when nothing has changed. `+-` is the larger of
 the distance of old/old from 1 and half of the 95 % interval of new/old (bootstrap over the rounds). `worse` is above the limit
 by more than that, `open` by less, or measured in too few rounds to say. `CPU new/old` is the ratio of CPU times, which a
-busy machine disturbs less. Beside it stand CPU seconds of new per GiB of the tensors, and the speed of new in per cent of the
-floor's (bench/floor.c), which takes its turn in each round."""
+busy machine disturbs less."""
 
 FLEETS = ("old", "old again", "new")
 LIMIT = 1.03
@@ -151,23 +149,6 @@ class Fleet:
         self.close()
 
 
-def floor_worker(peer: harness.Peer, plan: methods.FloorPlan) -> None:
-    """Serves orders of a method of the floor, bytes and calls; answers with wall seconds of a call."""
-    import torch
-
-    floor, tensors = methods.Floor(peer, plan), {}
-    while True:
-        name, size, calls = harness.order(peer)
-        if size not in tensors:
-            tensors = {size: (torch.ones(size // 4), torch.ones(size // 4))}
-        call = floor.calls(*tensors[size])[name]
-        peer.barrier.wait()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        harness.tell(peer, (time.perf_counter() - start) / calls)
-
-
 # ---- cells: what is measured ----
 
 
@@ -179,19 +160,11 @@ class Cell:
     what: str
     sample: Callable[[Fleet, random.Random], dict[str, float]]
     shown: tuple[str, ...] = ("time",)
-    size: int = 0  # bytes of an all-reduce, or of each of `ops`; 0: something else
-    ops: int = 1
-    floors: list[float] = field(default_factory=list)
     found: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {name: [] for name in FLEETS})
 
 
-def calls_of(size: int, ops: int) -> int:
-    """Returns how many calls a block has."""
-    return max(1, min(CALLS_PER_BLOCK, BYTES_PER_BLOCK // (size * ops)))
-
-
 def reduce(size: int, ops: int = 1, in_place: bool = False) -> Callable[[Fleet, random.Random], dict[str, float]]:
-    calls = calls_of(size, ops)
+    calls = max(1, min(CALLS_PER_BLOCK, BYTES_PER_BLOCK // (size * ops)))
 
     def sample(fleet: Fleet, _: random.Random) -> dict[str, float]:
         masters = fleet.master.ask("cpu")
@@ -255,10 +228,10 @@ def cells(sizes: Sequence[int], quick: bool) -> list[Cell]:
     made = []
     for world, memory in itertools.product((2, 4), (True, False)):
         place = Place(world, memory)
-        made += [Cell(place, f"all-reduce, {harness.size_text(size)}", reduce(size), size=size) for size in sizes]
+        made += [Cell(place, f"all-reduce, {harness.size_text(size)}", reduce(size)) for size in sizes]
         for size in [size for size in (MIB, 16 * MIB, 64 * MIB) if size in sizes and not (quick and size != 16 * MIB)]:
-            made.append(Cell(place, f"all-reduce in place, {harness.size_text(size)}", reduce(size, in_place=True), size=size))
-        made.append(Cell(place, "8 all-reduces of 16 MiB at once", reduce(16 * MIB, ops=8), size=16 * MIB, ops=8))
+            made.append(Cell(place, f"all-reduce in place, {harness.size_text(size)}", reduce(size, in_place=True)))
+        made.append(Cell(place, "8 all-reduces of 16 MiB at once", reduce(16 * MIB, ops=8)))
     for memory in (True, False):
         two, three = Place(2, memory), Place(3, memory)
         for stale in ("nothing", "5 %", "all"):
@@ -277,51 +250,26 @@ def cells(sizes: Sequence[int], quick: bool) -> list[Cell]:
 # ---- the run ----
 
 
-class Progress:
-    """A line on stderr that says what is measured now."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done, self._start = total, 0, time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        elapsed = time.monotonic() - self._start
-        left = f", about {elapsed / self._done * (self._total - self._done) / 60:.0f} min left" if self._done else ""
-        line = f"{self._done}/{self._total}, {elapsed / 60:.1f} min{left}: {text}"
-        end = "" if sys.stderr.isatty() else "\n"
-        print(f"\r{line:<110}" if end == "" else line, end=end, file=sys.stderr, flush=True)
-        self._done += 1
-
-
 def measure(todo: Sequence[Cell], pythons: dict[str, Path], args: argparse.Namespace, folders: dict[str, str]) -> None:
     """Once all rounds of each cell, the cells of one place with the same fleets."""
     places = list(dict.fromkeys(cell.place for cell in todo))
-    progress = Progress(len(todo))
     for place in places:
         with contextlib.ExitStack() as stack:
             fleets = {name: stack.enter_context(Fleet(pythons[name], place, args.realtime)) for name in FLEETS}
-            plan = stack.enter_context(methods.floor_plan(place.world))
-            floor = stack.enter_context(harness.Fleet(floor_worker, place.world, realtime=args.realtime, plan=plan))
             folders.update({name: fleet.folder for name, fleet in fleets.items()})
             for cell in [cell for cell in todo if cell.place == place]:
-                progress(f"{place}: {cell.what}")
-                take(cell, fleets, floor, args.rounds)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+                print(f"{place}: {cell.what}", file=sys.stderr, flush=True)
+                take(cell, fleets, args.rounds)
 
 
-def take(cell: Cell, fleets: dict[str, Fleet], floor: harness.Fleet, rounds: int) -> None:
+def take(cell: Cell, fleets: dict[str, Fleet], rounds: int) -> None:
     """The first round warms up. A round counts only when all three have it."""
     orders = list(itertools.permutations(FLEETS))
     first = len(cell.found["new"])
     for round_ in range(-1, rounds):
         draws = f"{cell.what} {first + round_}"  # the same victim and moment for all three
         made = {name: cell.sample(fleets[name], random.Random(draws)) for name in orders[(first + round_) % len(orders)]}
-        floors = []
-        if cell.size:
-            floor.send_all((harness.FLOORS[not cell.place.memory], cell.size, calls_of(cell.size, cell.ops) * cell.ops))
-            floors = [max(floor.results(PATIENCE_SECONDS)) * cell.ops]
         if round_ >= 0:
-            cell.floors += floors
             for name, figures in made.items():
                 cell.found[name].append(figures)
 
@@ -352,19 +300,9 @@ def row(cell: Cell, key: str) -> Row:
         "+-": bound,
         "old/old": math.exp(same),
         "CPU new/old": cpu_ratio(cell) if key == "time" else None,
-        **costs(cell, key),
         "rounds": len(new),
         "verdict": "ok" if ratio <= LIMIT else "worse" if ratio - bound > LIMIT and len(new) >= ENOUGH_ROUNDS else "open",
     }
-
-
-def costs(cell: Cell, key: str) -> Row:
-    """Returns CPU seconds of the new build per GiB, and its speed in per cent of the floor's; None where there is none."""
-    new = cell.found["new"]
-    if key != "time" or not cell.size or not new:
-        return {"CPU s/GiB": None, "% of the floor": None}
-    cpu, wall = (statistics.median(sample[name] for sample in new) for name in ("CPU time", "time"))
-    return {"CPU s/GiB": cpu / (cell.size * cell.ops / GIB), "% of the floor": 100 * statistics.median(cell.floors) / wall}
 
 
 def cpu_ratio(cell: Cell) -> float | None:

@@ -150,8 +150,6 @@ def body(args: argparse.Namespace) -> Report:
                 gloo_port=free_ports(1)[0],
                 sizes=args.sizes,
                 blocks=args.blocks,
-                pin=args.pin,
-                realtime=args.realtime,
             ) as fleet,
         ):
             by_rank = fleet.results()
@@ -187,7 +185,6 @@ def bars_of(world: int, what: str, size: int, times: dict[str, float]) -> list[R
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of ranks")
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, metavar="BYTES", help="tensor sizes")
-    harness.add_pin(parser)
 
 
 if __name__ == "__main__":

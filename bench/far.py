@@ -210,7 +210,7 @@ def quantising(peer: Peer, address: str, size: int, blocks: int) -> harness.Samp
 
 def quantised(size: int, blocks: int) -> list[Row]:
     with Lab() as lab:
-        places = lab.pair()
+        places = lab.star(2)
         for place in places:
             lab.limit(place, 1000)
         with fleet_at(places, quantising, size=size, blocks=blocks) as fleet:

@@ -173,7 +173,7 @@ def body(args: argparse.Namespace) -> Report:
         print(f"skipped: {why}")
         (args.out / "skipped").write_text(why + "\n")
         sys.exit(0)
-    rows: list[Row] = [{"what": pccl.cuda.describe()}]
+    rows: list[Row] = []
     figures: list[Row] = []
     for name in args.only:
         print(f"{name} ...", file=sys.stderr, flush=True)
@@ -185,7 +185,7 @@ def body(args: argparse.Namespace) -> Report:
         except BenchError as error:  # the other parts have their figures all the same
             rows.append({"what": name, "failed": str(error).strip().splitlines()[-1]})
             figures.append(harness.figure(name, "failed", "works", reached=False))
-    return Report(figures, rows)
+    return Report(figures, rows, device=pccl.cuda.describe())
 
 
 def options(parser: argparse.ArgumentParser) -> None:

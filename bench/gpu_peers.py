@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -81,37 +82,24 @@ def reduces(
     mixed = (there if peer.rank == 0 else host).clone()
     locked = torch.empty(count, pin_memory=device != "cpu")
 
-    def at_gpu() -> None:
-        comm.all_reduce(there, op=ReduceOp.AVG)
+    def in_place(tensor: torch.Tensor) -> None:
+        comm.all_reduce(tensor, op=ReduceOp.AVG)
         synchronize(device)
 
-    def at_gpu_half() -> None:
-        comm.all_reduce(half, op=ReduceOp.AVG)
-        synchronize(device)
-
-    def on_host() -> None:
-        comm.all_reduce(host, op=ReduceOp.AVG)
-
-    def by_hand() -> None:
-        copy = there.to("cpu", copy=True)
+    def by_hand(copy: torch.Tensor | None = None) -> None:
+        if copy is None:
+            copy = there.to("cpu", copy=True)
+        else:
+            copy.copy_(there, non_blocking=True)
+            synchronize(device)
         comm.all_reduce(copy, op=ReduceOp.AVG)
-        there.copy_(copy)
+        there.copy_(copy, non_blocking=copy is locked)
         synchronize(device)
 
-    def by_hand_locked() -> None:
-        locked.copy_(there, non_blocking=True)
-        synchronize(device)
-        comm.all_reduce(locked, op=ReduceOp.AVG)
-        there.copy_(locked, non_blocking=True)
-        synchronize(device)
-
-    def at_one_gpu() -> None:
-        comm.all_reduce(mixed, op=ReduceOp.AVG)
-        synchronize(device)
-
-    calls: dict[str, Callable[[], object]] = {"GPU": at_gpu, "GPU bf16": at_gpu_half, "GPU and CPU": at_one_gpu, "CPU": on_host}
+    tensors = {"GPU": there, "GPU bf16": half, "GPU and CPU": mixed, "CPU": host}
+    calls: dict[str, Callable[[], object]] = {name: functools.partial(in_place, tensor) for name, tensor in tensors.items()}
     if reduced_at == "":
-        calls |= {"by hand": by_hand, "by hand, page-locked": by_hand_locked}
+        calls |= {"by hand": by_hand, "by hand, page-locked": functools.partial(by_hand, locked)}
     for call in calls.values():
         call()
     begun = time.perf_counter()
@@ -119,7 +107,7 @@ def reduces(
         call()
     each = largest(comm, time.perf_counter() - begun)
     samples = harness.alternate(peer, calls, fitting(blocks, seconds, each))
-    for tensor in (there, half, host, mixed):
+    for tensor in tensors.values():
         if not bool((tensor == 1.5).all()):
             raise harness.BenchError("an average is wrong")
     return samples

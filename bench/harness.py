@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,9 +58,7 @@ class Peer:
     barrier: Any  # all peers of the fleet
 
 
-def _run_worker(
-    worker: Callable[..., Any], peer: Peer, namespace: str | None, pin: bool, realtime: bool, arguments: dict[str, Any]
-) -> None:
+def _run_worker(worker: Callable[..., Any], peer: Peer, namespace: str | None, realtime: bool, arguments: dict[str, Any]) -> None:
     from pccl._host.processes import die_with_parent
 
     die_with_parent(os.getppid())
@@ -69,9 +66,6 @@ def _run_worker(
     try:
         if namespace is not None:
             enter_namespace(namespace)
-        if pin:
-            cores = sorted(os.sched_getaffinity(0))
-            os.sched_setaffinity(0, {cores[peer.rank % len(cores)]})
         if realtime:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         message = ("result", worker(peer, **arguments))
@@ -91,25 +85,21 @@ def enter_namespace(name: str) -> None:
 
 
 class Fleet:
-    """`world` processes that run `worker`; `namespaces[rank]` is where each lives; with `pin` each has one core, in turn, with
-    `realtime` each goes before what the machine does besides.
-
-    They are killed at the end of the block.
-    """
+    """`world` processes that run `worker` until the end of the block; `namespaces[rank]` is where each lives; with `realtime`
+    each goes before what the machine does besides."""
 
     def __init__(
         self,
         worker: Callable[..., Any],
         world: int,
         namespaces: Sequence[str] | None = None,
-        pin: bool = False,
         realtime: bool = False,
         **arguments: Any,
     ) -> None:
         if realtime:
             require_realtime()
         self._worker, self._world, self._arguments = worker, world, arguments
-        self._namespaces, self._pin, self._realtime = namespaces, pin, realtime
+        self._namespaces, self._realtime = namespaces, realtime
         self._barrier = _spawn.Barrier(world)
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
@@ -124,7 +114,7 @@ class Fleet:
         namespace = self._namespaces[rank] if self._namespaces else None
         process = _spawn.Process(
             target=_run_worker,
-            args=(self._worker, peer, namespace, self._pin, self._realtime, self._arguments),
+            args=(self._worker, peer, namespace, self._realtime, self._arguments),
             daemon=True,
         )
         process.start()
@@ -142,11 +132,6 @@ class Fleet:
         moment = time.monotonic()
         os.kill(self._processes[rank].pid, signal.SIGKILL)
         return moment
-
-    def wait_gone(self, rank: int) -> float:
-        """The moment when the kernel has ended the process."""
-        self._processes[rank].join()
-        return time.monotonic()
 
     def send(self, rank: int, message: Any) -> None:
         self._pipes[rank].send(("order", message))
@@ -240,11 +225,6 @@ class Master:
         self.address = f"{host}:{int(words[1])}"
         self.pid = self._process.pid
 
-    def cpu_seconds(self) -> float:
-        """User and system time it has used so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -260,19 +240,8 @@ class Master:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def add_pin(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--pin",
-        action="store_true",
-        help="each peer on one core, in turn: on a machine busy with other work the peers of any method else share one core",
-    )
-    parser.add_argument(
-        "--realtime", action="store_true", help="peers at real-time priority (SCHED_FIFO 1), which needs root or CAP_SYS_NICE"
-    )
 
 
 def require_realtime() -> None:
@@ -288,10 +257,8 @@ def require_realtime() -> None:
         ) from None
 
 
-def priorities(args: argparse.Namespace) -> list[bool]:
-    """Returns the values of --realtime to measure with: both where the system allows it, unless an option chooses one."""
-    if args.realtime or args.normal:
-        return [args.realtime]
+def priorities() -> list[bool]:
+    """Returns the values of `realtime` to measure with: both where the system allows it."""
     try:
         require_realtime()
     except BenchError:
@@ -305,15 +272,6 @@ def require_program(name: str) -> str:
     if path is None:
         raise BenchError(f"the program {name} is missing: install {PACKAGES.get(name, name)}, or add its folder to PATH")
     return path
-
-
-def placement(args: argparse.Namespace, realtime: bool | None = None) -> str:
-    """Returns how the peers ran, for the column of that name. `realtime` overrides --realtime."""
-    realtime = args.realtime if realtime is None else realtime
-    words = (["pinned"] if args.pin else []) + (["real-time"] if realtime else [])
-    if not words and os.sched_getscheduler(0) == os.SCHED_FIFO:
-        words = ["real-time"]  # inherited, as from chrt -f 1
-    return ", ".join(words) or "as the system likes"
 
 
 def build(target: str, folder: Path = ROOT / "build" / "bench") -> Path:
@@ -403,6 +361,7 @@ class Report(NamedTuple):
     figures: list[Row]  # the rows of its table in the page
     rows: Sequence[Row] = ()  # all that was measured, for --json and the terminal
     bars: Sequence[Row] = ()  # figures that the table does not have as they are, with their bars
+    device: str = ""  # beside the processor
 
 
 def figure(what: str, measured: str, bar: str = "", reached: bool = True) -> Row:
@@ -444,7 +403,8 @@ def measure(
 
 def _report(args: argparse.Namespace, where: Row, report: Report) -> None:
     where = {**where, "load_after": os.getloadavg()[0]}
-    text = f"{where['cpu']}, {where['cores']} cores, {where['date'][:10]}, load {where['load_before']:.1f}"
+    device = f"{report.device}, " if report.device else ""
+    text = f"{device}{where['cpu']}, {where['cores']} cores, {where['date'][:10]}, load {where['load_before']:.1f}"
     for rows in (report.rows, report.figures, report.bars):
         print_table(rows)
         print()
@@ -467,36 +427,11 @@ def machine() -> Row:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "torch": _version("torch"),
         "pccl": pccl.__version__,
         "scripts": commit or "no repository",
-        "congestion_control": _congestion_control(),
-        "priority": _priority(),
         "load_before": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
-
-
-def _congestion_control() -> str:
-    """The system's; "unknown" where it does not tell, as in some sandboxes."""
-    told = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-    return told.read_text().strip() if told.exists() else "unknown"
-
-
-def _priority() -> str:
-    """Nice values of this process and, where the kernel groups sessions, of its session: 0 and 0 unless somebody raised it."""
-    group = Path("/proc/self/autogroup")
-    told = group.read_text().split() if group.exists() else []  # nothing of a process that has no session but that of init
-    return f"nice {os.getpriority(os.PRIO_PROCESS, 0)}, session {told[-1] if told else '-'}"
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 def print_table(rows: Sequence[Row]) -> None:

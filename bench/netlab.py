@@ -1,9 +1,8 @@
 """Network namespaces for a measurement; needs root. Their names are unique, and the end of the block removes them.
 
-with Lab() as lab:            one  10.213.0.1/24 ---- veth, tbf ---- 10.213.0.2/24  two
-    one, two = lab.pair()
-    lab.limit(one, 1000)
-    lab.limit(two, 1000)
+with Lab() as lab:
+    places = lab.star(2)
+    lab.limit(places[0], 1000)
 """
 
 from __future__ import annotations
@@ -70,17 +69,12 @@ class Lab:
         self._namespaces: list[str] = []
         self._emulators: dict[Pair, subprocess.Popen[str]] = {}
 
-    def pair(self) -> tuple[Place, Place]:
-        """Two namespaces joined by a veth pair."""
-        one, two = self._places("v")
-        run(f"ip -n {one.namespace} link add {one.device} type veth peer name {two.device} netns {two.namespace}")
-        for place in (one, two):
-            self._address(place)
-        return one, two
-
     def long_pair(self, link: Link, seed: int = 1) -> tuple[Place, Place]:
         """Two namespaces joined by the emulator of a long link (bench/wan)."""
-        one, two = self._places("t")
+        one, two = (
+            Place(namespace=self._namespace(side), device=f"t{self._mark}{side}", address=f"{NETWORK}.{index}")
+            for index, side in enumerate("ab", start=1)
+        )
         self._emulate((0, 1), link, one.device, two.device, seed)
         for place in (one, two):
             run(f"ip link set {place.device} netns {place.namespace}")
@@ -176,29 +170,20 @@ class Lab:
         run(f"ip -n {namespace} link set lo up")
         return namespace
 
-    def _places(self, kind: str) -> tuple[Place, Place]:
-        made = []
-        for index, side in enumerate("ab"):
-            namespace = self._namespace(side)
-            made.append(Place(namespace=namespace, device=f"{kind}{self._mark}{side}", address=f"{NETWORK}.{index + 1}"))
-        return made[0], made[1]
-
     def _address(self, place: Place) -> None:
         run(f"ip -n {place.namespace} addr add {place.address}/24 dev {place.device}")
         run(f"ip -n {place.namespace} link set {place.device} mtu 1500 txqueuelen 20000 up")
         self.sysctl(place, "net.ipv4.tcp_no_metrics_save", "1")
 
-    def close(self) -> str:
-        """Removes everything; gives what the emulator counted."""
-        counted = ""
+    def close(self) -> None:
+        """Removes everything."""
         while self._emulators:
             _, emulated = self._emulators.popitem()
             emulated.terminate()
-            counted += emulated.communicate()[0]
+            emulated.communicate()
         while self._namespaces:
             # A killed program's sockets may hold its namespace for a moment; the name goes at once.
             subprocess.run(["ip", "netns", "del", self._namespaces.pop()], check=False)
-        return counted
 
     def __enter__(self) -> Self:
         return self
@@ -232,10 +217,10 @@ class Switch(Lab):
         print(command, file=self._switch.stdin, flush=True)
         hear(self._switch, "ok")
 
-    def close(self) -> str:
+    def close(self) -> None:
         self._switch.kill()
         self._switch.wait()
-        return super().close()
+        super().close()
 
     def __enter__(self) -> Self:
         return self

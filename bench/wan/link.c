@@ -53,19 +53,13 @@ void link_reshape(struct link *link, const struct link_shape *shape) {
 }
 
 bool link_admit(struct link *link, uint64_t now_ns, size_t bytes, uint64_t *due_ns) {
-    link->counts.segments++;
-    link->counts.bytes += bytes;
     if (link->segments_to_loss == 0) {
-        link->counts.lost++;
         draw_loss(link);
         return false;
     }
     link->segments_to_loss--;
     uint64_t start = link->free_at_ns > now_ns ? link->free_at_ns : now_ns;
-    if (link->ns_per_byte > 0 && start - now_ns > link->queue_ns) {
-        link->counts.overflowed++;
-        return false;
-    }
+    if (link->ns_per_byte > 0 && start - now_ns > link->queue_ns) return false;
     link->free_at_ns = start + (uint64_t)((double)bytes * link->ns_per_byte);
     *due_ns = link->free_at_ns + link->shape.delay_ns;
     return true;

@@ -20,11 +20,6 @@ struct link_shape {
 
 enum { LINK_QUEUE_MIN = 200000 };
 
-struct link_counts {
-    uint64_t segments, bytes; /* offered */
-    uint64_t lost, overflowed;
-};
-
 struct link {
     struct link_shape shape;
     double ns_per_byte;
@@ -32,7 +27,6 @@ struct link {
     uint64_t free_at_ns; /* when the wire has sent everything admitted so far */
     uint64_t random;     /* state of the generator, never 0 */
     uint64_t segments_to_loss;
-    struct link_counts counts;
 };
 
 void link_init(struct link *link, const struct link_shape *shape, uint64_t seed);

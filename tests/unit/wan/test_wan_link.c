@@ -71,7 +71,6 @@ static void test_reshape(void) {
     CHECK_EQ(due, 8000000);
     CHECK(link_admit(&link, 0, 3000, &due)); // the queue holds 3000 bytes: 6 ms at this rate, of which 3 are taken
     CHECK(!link_admit(&link, 0, 1000, &due));
-    CHECK_EQ(link.counts.overflowed, 1);
     shape.rate_bits = 0;
     link_reshape(&link, &shape);
     CHECK(link_admit(&link, 0, 1000, &due)); // no faster than what is before it
@@ -79,12 +78,10 @@ static void test_reshape(void) {
     shape.loss = 1;
     link_reshape(&link, &shape);
     CHECK(!link_admit(&link, 100000000, 1000, &due));
-    CHECK_EQ(link.counts.lost, 1);
     shape.loss = 0;
     link_reshape(&link, &shape);
     CHECK(link_admit(&link, 100000000, 1000, &due));
     CHECK_EQ(due, 105000000);
-    CHECK_EQ(link.counts.segments, 7);
 }
 
 int main(void) {
