@@ -23,6 +23,7 @@ enum {
     LOOK_MS = 20,
     FAULTS_MOST_MS = 1500, // until the next calm
     EVENTS_AT_ONCE = 20000,
+    EVENTS_OF_EACH = 1000, // more for each peer of many, who may all have waited for one moment
 };
 
 static const char *const count_names[COUNTS] = {
@@ -273,7 +274,7 @@ static void step(struct pccl_sim *s) {
     struct queue *queue = s->queue;
     queue->busy = s->now == queue->busy_at ? queue->busy + 1 : 0;
     queue->busy_at = s->now;
-    if (queue->busy > EVENTS_AT_ONCE)
+    if (queue->busy > EVENTS_AT_ONCE + (s->only_votes ? EVENTS_OF_EACH * s->peers : 0))
         sim_fail(s, "progress", "time stands still: %u events in one moment", queue->busy);
     s->counts[COUNT_EVENTS]++;
     bool kept = false;

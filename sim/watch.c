@@ -56,9 +56,11 @@ bool watch_is_calm(struct pccl_sim *s) {
     return calm;
 }
 
+// Those that an optimisation measures.
+static int64_t pairs(const struct pccl_sim *s) { return s->only_votes ? 0 : (int64_t)s->peers * s->peers; }
+
 static void judge_progress(struct pccl_sim *s) {
-    int64_t bound = CALM_LIMITS * s->limit_ns + (int64_t)s->recovery_ms * MS_NS +
-                    (int64_t)(s->peers * s->peers) * CALM_PAIR_MS * MS_NS;
+    int64_t bound = CALM_LIMITS * s->limit_ns + (int64_t)s->recovery_ms * MS_NS + pairs(s) * CALM_PAIR_MS * MS_NS;
     if (s->faulty || s->now <= s->calm_from + bound) return;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];
@@ -193,7 +195,7 @@ static void judge_calls(struct pccl_sim *s) {
         if (member_is_seeking(s->processes[slot].core)) s->watch->sought_at = s->now;
     }
     if (s->now - s->watch->sought_at <= bound) bound += (int64_t)s->recovery_ms * MS_NS;
-    if (s->now - s->watch->measured_at <= bound) bound += (int64_t)(s->peers * s->peers) * MEASURE_MS * MS_NS;
+    if (s->now - s->watch->measured_at <= bound) bound += pairs(s) * MEASURE_MS * MS_NS;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];
         if (!p->running || p->tainted || p->program->since == INT64_MAX) continue;

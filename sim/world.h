@@ -95,7 +95,7 @@ struct shortage {
     uint32_t refused; // in this life
 };
 
-// What a peer and a master have alike, by their slots.
+// State that peers and masters have alike, by their slots.
 struct body {
     int64_t stopped_until; // it stands still
     int64_t tick_at;       // of the tick that is queued; INT64_MAX: none

@@ -21,38 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 #: The number of seeds within which a bug must be found. Most are found by the first few; a change of the core gives them others.
 SEEDS = 40_000
 
-#: What the simulator drives, beside itself.
-SOURCES = [
-    "csrc/base/cpu.c",
-    "csrc/base/descriptor.c",
-    "csrc/base/memory.c",
-    "csrc/base/memory_grow.c",
-    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/base/log*.c")),
-    "csrc/base/platform.c",
-    "csrc/net/arrival.c",
-    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/compute/*.c")),
-    "csrc/net/peer_name.c",
-    "csrc/net/socket.c",
-    "csrc/net/wire.c",
-    "csrc/net/wire_control.c",
-    "csrc/net/wire_data.c",
-    "csrc/link/pace.c",
-    "csrc/state/delta.c",
-    "csrc/topology/pairs.c",
-    "csrc/topology/ring_order.c",
-    "csrc/topology/weights.c",
-    *sorted(
-        str(path.relative_to(ROOT))
-        for pattern in (
-            *(f"peer/{name}.c" for name in ("decision", "leaving", "member", "mesh", "recovery")),
-            "master/*.c",
-            "ops/*.c",
-        )
-        for path in (ROOT / "csrc").glob(pattern)
-        if path.name not in ("master.c", "master_loop.c")  # the driver
-    ),
-    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("sim/*.c")),
-]
 FLAGS = [
     "-std=c11",
     "-D_GNU_SOURCE=",
@@ -68,7 +36,9 @@ FLAGS = [
 BREAK, MISUSE, MASTER, FORK, BLOCK, MEMORY = 16, 512, 2048, 4096, 8192, 16384  # as in sim/sim.h
 APART, CANCEL, NOTICE = 32768, 65536, 131072
 TEST_SECONDS = 30
-LINK = ["-Wl,--gc-sections", "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc", "-pthread", "-lm"]
+LINK = ["-pthread", "-ldl", "-lm"]
+REFUSE = "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc"  # the simulator's
+SIMULATOR = "sim/test_sim.c"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +51,7 @@ class Mutant:
     new: str
     first: int = 1  # seed, of those that `make check-sim` plays: a later one where the bug is rare
     faults: int = 0  # by their numbers in sim.h; 0: by the seed
-    test: str = ""  # below tests/unit: the C test that must fail, in place of the simulator
+    test: str = SIMULATOR  # below tests/unit: the program that must fail; another one is a C test
 
 
 MUTANTS: list[Mutant] = [
@@ -815,30 +785,6 @@ def compile_one(source: str | Path, out: Path, *, here: Path | None = None) -> P
     return out
 
 
-def objects_in(folder: Path) -> dict[str, Path]:
-    """Of the shipped sources and of the program that runs seeds, by source."""
-    return {source: folder / (source.replace("/", "_") + ".o") for source in [*SOURCES, "tests/unit/sim/test_sim.c"]}
-
-
-def compile_all(folder: Path) -> dict[str, Path]:
-    """Makes them."""
-    objects = objects_in(folder)
-    for source, out in objects.items():
-        compile_one(source, out)
-    return objects
-
-
-def link(objects: dict[str, Path], out: Path) -> Path:
-    """Links a program that runs seeds."""
-    run(shutil.which("cc") or "cc", *objects.values(), "-o", out, *LINK)
-    return out
-
-
-def build(mutant: Mutant, objects: dict[str, Path], folder: Path) -> Path:
-    """The program with the bug in it."""
-    return link({**objects, f"csrc/{mutant.file}": change(mutant, folder)}, folder / mutant.name)
-
-
 def change(mutant: Mutant, folder: Path) -> Path:
     """Compiles the source with the bug in it."""
     source = ROOT / "csrc" / mutant.file
@@ -860,16 +806,16 @@ LEVEL_FLAGS = {
 }
 LEVELS = {"x86_64": ["avx2", "avx512"], "aarch64": ["neon"]}.get(platform.machine(), [])
 
-#: What a test in C links beside its mutant.
+#: What a program links beside its mutant.
 LIBRARY = sorted(
     str(path.relative_to(ROOT))
-    for path in (ROOT / "csrc").rglob("*.c")
+    for path in [*(ROOT / "csrc").rglob("*.c"), *(ROOT / "sim").glob("*.c")]
     if path.stem.rpartition("_")[2] not in LEVEL_FLAGS or path.stem.rpartition("_")[2] in LEVELS
 )
 
 
 def compile_library(folder: Path) -> Path:
-    """Makes the archive of the core for the tests in C."""
+    """Makes the archive of the core and of the simulator."""
     objects = [folder / (source.replace("/", "_") + ".core.o") for source in LIBRARY]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, LIBRARY, objects))
@@ -878,12 +824,13 @@ def compile_library(folder: Path) -> Path:
     return archive
 
 
-def build_test(mutant: Mutant | None, test: str, archive: Path, folder: Path) -> Path:
-    """Returns a C test with a bug in it; None: without one."""
+def build(mutant: Mutant | None, test: str, archive: Path, folder: Path) -> Path:
+    """Returns the simulator, or a C test, with a bug in it; None: without one."""
     changed = [] if mutant is None else [change(mutant, folder)]
     name = Path(test).stem if mutant is None else mutant.name
     source = compile_one(f"tests/unit/{test}", folder / f"{name}.test.o", here=(ROOT / "tests/unit" / test).parent)
-    run(shutil.which("cc") or "cc", source, *changed, archive, "-o", folder / name, "-pthread", "-ldl", "-lm")
+    wrap = [REFUSE] if test == SIMULATOR else []
+    run(shutil.which("cc") or "cc", source, *changed, archive, "-o", folder / name, *wrap, *LINK)
     return folder / name
 
 
@@ -908,17 +855,15 @@ def main() -> None:
     """Prints how many seeds each mutant takes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        objects = compile_all(folder)
-        library: Path | None = None
+        library = compile_library(folder)
         for mutant in MUTANTS:
             if sys.argv[1:] and mutant.name not in sys.argv[1:]:
                 continue
-            if mutant.test:
-                library = library or compile_library(folder)
-                verdict = "passes" if passes(build_test(mutant, mutant.test, library, folder)) else "fails"
-                print(f"{mutant.name:28} {mutant.test} {verdict}", flush=True)
+            program = build(mutant, mutant.test, library, folder)
+            if mutant.test != SIMULATOR:
+                print(f"{mutant.name:28} {mutant.test} {'passes' if passes(program) else 'fails'}", flush=True)
                 continue
-            found, said = hunt(build(mutant, objects, folder), mutant.first, mutant.faults)
+            found, said = hunt(program, mutant.first, mutant.faults)
             told = next((line for line in said.splitlines() if line.startswith("seed ")), "not found")
             print(f"{mutant.name:28} {'-' if found is None else found:>6} of {SEEDS}: {told}", flush=True)
             if sys.argv[1:]:

@@ -1,9 +1,11 @@
 """`pccl sim`: its exit status and what it prints, and seeds that once failed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,75 +17,25 @@ from click.testing import CliRunner
 from pccl.cli import main
 from pccl.cli.sim import _C, FAULTS  # type: ignore[attr-defined]
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def run(*arguments):
     return CliRunner().invoke(main, ["sim", *arguments])
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        161,  # a mismatch and a loss of one call, in another order than the others met them
-        251,
-        714146,
-        1013730,
-        1025488,
-        313,  # a loss that only another group had heard of when the master was lost
-        500435,  # a mismatch of a call that a member had begun an epoch earlier
-        504061,  # a vote that was sent twice to the master that took the run up
-        2012112,  # losses that only some had heard of when the master was lost
-        2013523,
-        265,  # a member that came back to a gathering master before the end of its older connection was seen
-        813,  # members that left a standby just before it took the run up
-        14315,  # and then took it up elsewhere, beside it
-        2061167,  # a newcomer that began a new run at a master that had just given one up
-        16739,  # a HELLO in the middle of a connection
-        6012,  # such a loss, of somebody who came back to the next master
-        928,  # a newcomer that was refused for links made for the candidate of the master before
-        8167,  # newcomers that heard of the next run before others, which refused their hellos
-        20933,  # a process without power, whose broken links spoke against two that lived
-        52455,  # of two that had lost their links to a third both were expelled
-        2007606,
-        2024834,  # one that was let in, while the others never heard that they were
-        393,  # newcomers that went on beside more than half of those that had not heard of them
-        4669,  # or took the run up beside these
-        38550,  # one that had no links to the expelled one, and said so of a candidate only
-        48493,  # a newcomer that adopted the end of a vote which a master had told it of that was lost at once
-        22180,  # a member that could not be asked for its promise, for want of memory
-        50014582,  # a generation that was given again, since nobody was left who knew of it
-        123832,  # a list of members that was read in a changed frame, and went to all others
-        133351,  # a mismatched op whose name a member uses once more, and nobody meets it there
-        154818,  # an epoch of which nobody is left, told to two, while one that was expelled goes on
-        61394,  # a cancelled call of the dead, which the only survivor took for its next one with newcomers
-        126606,  # one of after a vote whose end a member heard from the next master
-        220644,  # a call that began under the name of the mismatched one before it
-    ],
-)
-def test_seed_passes(seed):
-    result = run("--seed", str(seed))
+def seeds_that_failed():
+    """Of the table in docs/simulator.md: each seed with its options."""
+    table = (ROOT / "docs" / "simulator.md").read_text(encoding="utf-8").partition("| seeds | what |")[2]
+    for row in re.finditer(r"^\| ([\d, ]+)(?:\(`(.*?)`\) )?\|", table, re.MULTILINE):
+        for seed in row[1].split(","):
+            yield pytest.param([seed.strip(), *(row[2] or "").split()], id=seed.strip())
+
+
+@pytest.mark.parametrize("arguments", list(seeds_that_failed()))
+def test_seed_passes(arguments):
+    result = run("--seed", *arguments)
     assert result.exit_code == 0, result.output
-
-
-def test_no_part_of_a_run_passes_for_its_majority():
-    """Three of seven, whose master had lost the other four one after another."""
-    result = run("--seed", "6517", "--peers", "7", "--masters", "2", "--faults", "partition")
-    assert result.exit_code == 0, result.output
-
-
-@pytest.mark.parametrize(
-    ("seed", "masters"),
-    [
-        (734, 2),  # members whose master was refused memory for an epoch, and who took the run up beside it
-        (1103, 2),  # in the same generation
-        (1333, 2),
-        (577, 1),  # a member that was refused for ever, since its master had no memory for what it knew
-        (354, 1),
-    ],
-)
-def test_refused_memory_harms_no_run(seed, masters):
-    result = run("--seed", str(seed), "--masters", str(masters), "--faults", "memory")
-    assert result.exit_code == 0, result.output
-    assert "refused allocations" in result.output
 
 
 @pytest.mark.parametrize("fault", ["fork", "block", "memory"])
