@@ -83,7 +83,7 @@ pcclResult_t api_initialized(void);
 bool api_insecure(bool permitted);
 // Returns the settings of connections that the environment gives; logs each that this system does not permit.
 struct transport_options api_transport_options(void);
-// Loads the keys or the certificate of `path` (pccl_ext_comm_set_keys), or of the environment if it is NULL; *out is
+// Loads the keys or the certificate of `path` (pccl_ext_comm_configure), or of the environment if it is NULL; *out is
 // NULL if there are none. Those of peers do not serve a master. pcclInvalidArgument: they cannot be used.
 pcclResult_t api_load_keys(const char *path, enum transport_party party, struct keys **out);
 // A context that proves that it has the keys of masters in `path`. pcclInvalidArgument: there are none, or they cannot
@@ -98,7 +98,7 @@ pcclResult_t api_observer(const char *path, bool insecure, const struct wire_add
                           struct transport_context **out);
 // pcclInvalidArgument: these settings do not permit connections to the master at this address.
 pcclResult_t api_check_master(const struct transport_options *options, const struct wire_address *master);
-// Checks how many members a run has at least and at most (pccl_ext_comm_set_limits). pcclInvalidArgument.
+// Checks how many members a run has at least and at most (pccl_ext_comm_configure). pcclInvalidArgument.
 pcclResult_t api_check_limits(uint32_t least, uint32_t most);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.
 pcclResult_t api_check_state(const pcclSharedState_t *state);

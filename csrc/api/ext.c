@@ -107,47 +107,6 @@ pcclResult_t pccl_ext_comm_tell_stacks(const pcclComm_t *comm, const char *text,
     return pcclSuccess;
 }
 
-// The result of a setting; `what`: how texts call it.
-static pcclResult_t was_set(bool in_time, const char *what) {
-    return in_time ? pcclSuccess : detail_fail(pcclInvalidUsage, "%s before connect", what);
-}
-
-// Sets a field of the parameters to a variable of its type.
-#define SET(comm, field, value, what) \
-    was_set(communicator_set((comm)->communicator, offsetof(struct communicator_params, field), \
-                             1 ? &(value) : &((struct communicator_params *)NULL)->field, sizeof(value)), \
-            what)
-
-pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count) {
-    struct communicator_masters masters = {.count = (uint32_t)count};
-    REQUIRE_COMM(comm);
-    RETURN_IF_FAILED(api_take_addresses(addresses, count, masters.list));
-    return SET(comm, masters, masters, "the masters are set");
-}
-
-pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path) {
-    REQUIRE_COMM(comm);
-    struct keys *keys;
-    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_PEER, &keys));
-    pcclResult_t code = was_set(communicator_set_keys(comm->communicator, keys), "the keys are set");
-    keys_release(keys);
-    if (code == pcclSuccess) atomic_store(&comm->has_keys, true);
-    return code;
-}
-
-pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure) {
-    REQUIRE_COMM(comm);
-    insecure = api_insecure(insecure);
-    return SET(comm, transport.insecure, insecure, "plain connections are allowed");
-}
-
-pcclResult_t pccl_ext_comm_set_events(pcclComm_t *comm, const char *path) {
-    char events[RECORDER_PATH_BYTES] = "";
-    REQUIRE_COMM(comm);
-    RETURN_IF_FAILED(api_take_events(path, events));
-    return SET(comm, events, events, "the file of events is set");
-}
-
 pcclResult_t pccl_ext_comm_events(const pcclComm_t *comm, char *out, size_t capacity) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
@@ -179,27 +138,65 @@ pcclResult_t pccl_ext_comm_report(const pcclComm_t *comm, const char *const *nam
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
-    REQUIRE_COMM(comm);
-    if (limit_ms > API_RECOVERY_MOST_MS)
-        return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
-    return SET(comm, member.recovery_limit_ms, limit_ms, "the limit is set");
+static pcclResult_t take_name(const char *name, struct wire_name *out) {
+    size_t length = strnlen(name, WIRE_MAX_NAME + 1);
+    if (length == 0 || !peer_name_is_clean(name, length))
+        return detail_fail(pcclInvalidArgument,
+                           "the name of a peer must have 1 to %d bytes of printable UTF-8, and no space at an end",
+                           WIRE_MAX_NAME);
+    *out = (struct wire_name){{0}};
+    memcpy(out->chars, name, length);
+    return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only) {
-    REQUIRE_COMM(comm);
-    return SET(comm, member.join_only, join_only, "whether a peer may begin a run is set");
-}
-
-pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t most, uint32_t wait_ms) {
-    REQUIRE_COMM(comm);
-    struct wire_limits limits = communicator_limits(comm->communicator);
-    if (least == UINT32_MAX) least = limits.least;
-    if (most == UINT32_MAX) most = limits.most;
-    if (wait_ms == UINT32_MAX) wait_ms = limits.wait_ms;
+static pcclResult_t take_limits(const struct pccl_ext_comm_settings *settings, struct wire_limits *out) {
+    uint32_t least = settings->least == UINT32_MAX ? out->least : settings->least;
+    uint32_t most = settings->most == UINT32_MAX ? out->most : settings->most;
     RETURN_IF_FAILED(api_check_limits(least, most));
-    limits = (struct wire_limits){(uint16_t)least, (uint16_t)most, wait_ms};
-    return SET(comm, member.limits, limits, "the numbers of members are set");
+    *out = (struct wire_limits){(uint16_t)least, (uint16_t)most,
+                                settings->wait_ms == UINT32_MAX ? out->wait_ms : settings->wait_ms};
+    return pcclSuccess;
+}
+
+static pcclResult_t take_interfaces(const char *interfaces, struct cards *out) {
+    char why[CARDS_WHY_BYTES];
+    *out = (struct cards){0};
+    if (cards_read(out, interfaces, getenv("PCCL_ADDRESS"), why)) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "%s", why);
+}
+
+// All but the keys.
+static pcclResult_t take_settings(const struct pccl_ext_comm_settings *settings, struct communicator_params *out) {
+    if (settings->recovery_ms != UINT32_MAX) out->member.recovery_limit_ms = settings->recovery_ms;
+    if (out->member.recovery_limit_ms > API_RECOVERY_MOST_MS)
+        return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", settings->recovery_ms,
+                           API_RECOVERY_MOST_MS);
+    if (settings->masters != NULL) {
+        RETURN_IF_FAILED(api_take_addresses(settings->masters, settings->master_count, out->masters.list));
+        out->masters.count = (uint32_t)settings->master_count;
+    }
+    if (settings->name != NULL) RETURN_IF_FAILED(take_name(settings->name, &out->member.name));
+    if (settings->interfaces != NULL) RETURN_IF_FAILED(take_interfaces(settings->interfaces, &out->cards));
+    if (settings->run != NULL) RETURN_IF_FAILED(api_take_run(settings->run, &out->run));
+    if (settings->events != NULL) RETURN_IF_FAILED(api_take_events(settings->events, out->events));
+    out->member.join_only = settings->join_only;
+    out->transport.insecure |= settings->insecure;
+    return take_limits(settings, &out->member.limits);
+}
+
+pcclResult_t pccl_ext_comm_configure(pcclComm_t *comm, const struct pccl_ext_comm_settings *settings) {
+    struct communicator_params params;
+    struct keys *keys = NULL;
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(settings);
+    communicator_params(comm->communicator, &params);
+    RETURN_IF_FAILED(take_settings(settings, &params));
+    if (settings->keys != NULL) RETURN_IF_FAILED(api_load_keys(settings->keys, TRANSPORT_PEER, &keys));
+    bool in_time = communicator_configure(comm->communicator, &params, keys);
+    keys_release(keys);
+    if (!in_time) return detail_fail(pcclInvalidUsage, "the settings of a communicator are given before connect");
+    if (settings->keys != NULL) atomic_store(&comm->has_keys, true);
+    return pcclSuccess;
 }
 
 pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *shared_state, const bool *read_only,
@@ -209,36 +206,6 @@ pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *
     if (shared_state != NULL && shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
     if (shared_state != NULL) RETURN_IF_FAILED(api_check_state(shared_state));
     return shared_state_set_precopy(comm->communicator, shared_state, read_only, gives);
-}
-
-pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {
-    struct wire_name clean = {{0}};
-    REQUIRE_COMM(comm);
-    REQUIRE_NOT_NULL(name);
-    size_t length = strnlen(name, WIRE_MAX_NAME + 1);
-    if (length == 0 || !peer_name_is_clean(name, length))
-        return detail_fail(pcclInvalidArgument,
-                           "the name of a peer must have 1 to %d bytes of printable UTF-8, and no space at an end",
-                           WIRE_MAX_NAME);
-    memcpy(clean.chars, name, length);
-    return SET(comm, member.name, clean, "the name of a peer is set");
-}
-
-pcclResult_t pccl_ext_comm_set_interface(pcclComm_t *comm, const char *interfaces) {
-    struct cards cards = {0};
-    char why[CARDS_WHY_BYTES];
-    REQUIRE_COMM(comm);
-    REQUIRE_NOT_NULL(interfaces);
-    if (!cards_read(&cards, interfaces, getenv("PCCL_ADDRESS"), why))
-        return detail_fail(pcclInvalidArgument, "%s", why);
-    return SET(comm, cards, cards, "the network cards are set");
-}
-
-pcclResult_t pccl_ext_comm_set_run(pcclComm_t *comm, const char *run) {
-    struct wire_run named;
-    REQUIRE_COMM(comm);
-    RETURN_IF_FAILED(api_take_run(run, &named));
-    return SET(comm, run, named, "the run is set");
 }
 
 pcclResult_t pccl_ext_comm_leave(pcclComm_t *comm, uint32_t within_ms, bool at_update) {

@@ -36,10 +36,10 @@ struct pccl_ext_master_settings {
     bool new;
     bool insecure; // permits plain connections beyond loopback without keys; else only PCCL_INSECURE=1 does
     // File of the keys with which all connections are encrypted, which must be that of masters, or a certificate for
-    // masters (pccl_ext_comm_set_keys); NULL: what the environment names, if anything. Read at once; a certificate's
+    // masters (pccl_ext_comm_configure); NULL: what the environment names, if anything. Read at once; a certificate's
     // files also later, when they have changed.
     const char *keys;
-    const char *events; // file of the flight recorder, as pccl_ext_comm_set_events
+    const char *events; // file of the flight recorder, as pccl_ext_comm_configure
     // The masters of the run, of which the one at `self` is this. The first begins new runs, all take up runs whose
     // members come to them.
     const ccoip_socket_address_t *masters;
@@ -52,7 +52,7 @@ pcclResult_t pccl_ext_master_configure(pcclMasterInstance_t *master, const struc
 pcclResult_t pccl_ext_master_check_command(pcclMasterInstance_t *master);
 
 // Whether a peer or a query with these settings may talk to a master at this address; `keys` as for
-// pccl_ext_comm_set_keys; not read. pcclInvalidArgument: not without keys; so say connect and the queries themselves.
+// pccl_ext_comm_configure; not read. pcclInvalidArgument: not without keys; so say connect and the queries themselves.
 // Needs no pcclInit.
 pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char *keys, bool insecure);
 
@@ -66,8 +66,8 @@ enum pccl_ext_question_kind {
 struct pccl_ext_question {
     const ccoip_socket_address_t *address;
     const char *run;  // "": the one without a name, or all
-    const char *keys; // as for pccl_ext_comm_set_keys; those of masters, to remove a member or ask for its stacks
-    bool insecure;    // as for pccl_ext_comm_set_insecure
+    const char *keys; // as for pccl_ext_comm_configure; those of masters, to remove a member or ask for its stacks
+    bool insecure;    // as for pccl_ext_comm_configure
     enum pccl_ext_question_kind kind;
     const void *body; // of the question
     size_t length;
@@ -85,53 +85,40 @@ bool pccl_ext_comm_await_stacks(const pcclComm_t *comm);
 // Answers. pcclInvalidArgument: more than 16384 bytes.
 pcclResult_t pccl_ext_comm_tell_stacks(const pcclComm_t *comm, const char *text, size_t length);
 
-// The masters that a communicator tries, in this order, and looks for when its master is lost, in place of the one it
-// was created with; before connect. pcclInvalidArgument: not 1 to 16, or no address. pcclInvalidUsage: connected.
-pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count);
-// For how long a communicator waits for a master when its own is lost, 0 to 3,600,000 ms, before connect;
-// PCCL_MASTER_RECOVERY_MS, or 60 s, unless set. 0: it is dead at once.
-pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms);
-// Whether the next connect fails where no run goes on, rather than begin one; before connect. pcclInvalidUsage:
-// connected or connecting.
-pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only);
-// How many members a run has, all groups together; before connect. While there are fewer than `least`, update_topology
-// waits for more, at most `wait_ms`; it ends with pcclTooFewPeers then. Newcomers beyond `most` wait in connect until a
-// member is gone. 0: no such limit. UINT32_MAX leaves a value as it is: that of PCCL_MIN_MEMBERS, PCCL_MAX_MEMBERS and
-// PCCL_MIN_MEMBERS_TIMEOUT_S, or 0, 0 and 10 min. All peers of a run have the same; the master refuses others.
-// pcclInvalidArgument: more than 1024, or `least` above `most`. pcclInvalidUsage: connected or connecting.
-pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t most, uint32_t wait_ms);
+// Settings of a communicator. One that is NULL, or UINT32_MAX, stays as it is: that of the environment at first.
+struct pccl_ext_comm_settings {
+    // The masters that it tries, in this order, and looks for when its master is lost, in place of the one that it was
+    // created with: 1 to 16.
+    const ccoip_socket_address_t *masters;
+    size_t master_count;
+    // For how long it waits for a master when its own is lost, at most 3,600,000; 0: it is dead at once.
+    uint32_t recovery_ms;
+    // How many members a run has, all groups together, at most 1024 each. While there are fewer than `least`,
+    // update_topology waits for more, at most `wait_ms`; it ends with pcclTooFewPeers then. Newcomers beyond `most` wait
+    // in connect until a member is gone. 0: no such limit. All peers of a run have the same; the master refuses others.
+    uint32_t least, most, wait_ms;
+    const char *name;       // of this peer for logs, errors and tables: 1 to 63 bytes of printable UTF-8
+    const char *interfaces; // its network cards: up to four names with commas
+    const char *run;        // of those of its masters, the one that it is in; "": the one without a name
+    // File of the keys that encrypt all connections. Three paths with line breaks between them name a certificate, its
+    // private key, and the authorities that are trusted, all in PEM; these files are read again when they have changed.
+    // The keys of one run also name it, if nothing else does; connect fails with pcclInvalidArgument if another one is
+    // named.
+    const char *keys;
+    const char *events; // file of the flight recorder, below 1,024 bytes; "off": there is none
+    bool insecure;      // connect takes masters beyond loopback without keys; else only PCCL_INSECURE=1 permits that
+    bool join_only;     // connect fails where no run goes on, rather than begin one; stays for the next connect alone
+};
+// Before connect. pcclInvalidArgument: one cannot be used, and all stay as they are. pcclInvalidUsage: connected or
+// connecting.
+pcclResult_t pccl_ext_comm_configure(pcclComm_t *comm, const struct pccl_ext_comm_settings *settings);
 // The state that this peer, as a newcomer, copies before it is admitted, and gives to later newcomers. `gives`: 0, once
 // it was synced; 1, at once, since it is that of the run; 2, never. It is read at any time until another one, or NULL,
 // takes its place, or the communicator is destroyed. `read_only` as in pccl_begin_sync. pcclInvalidUsage: while it is
 // connecting.
 pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *shared_state, const bool *read_only,
                                      int gives);
-// The name of this peer for logs, errors and tables; before connect. Unless set, it is that of PCCL_PEER_NAME, or the
-// host's. pcclInvalidArgument: not 1 to 63 bytes of printable UTF-8, or a space at an end. pcclInvalidUsage: connected
-// or connecting.
-pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name);
-// Sets the network cards of this peer, up to four names with commas, in place of PCCL_INTERFACE; before connect.
-// pcclInvalidArgument: this host has no such interface with an address. pcclInvalidUsage: connected or connecting.
-pcclResult_t pccl_ext_comm_set_interface(pcclComm_t *comm, const char *interfaces);
-// Sets the name of the run that the communicator is in, of those of its masters; before connect. Unless set, it is the
-// run without a name.
-// pcclInvalidArgument: not 1 to 64 letters, digits, dots, hyphens and underscores. pcclInvalidUsage: connected or
-// connecting.
-pcclResult_t pccl_ext_comm_set_run(pcclComm_t *comm, const char *run);
-// Encrypts all connections of the communicator with the keys in this file; before connect. Three paths with line breaks
-// between them name a certificate, its private key, and the authorities that are trusted, all in PEM. These files are
-// read again when they have changed. NULL: what PCCL_KEYS, or PCCL_CERT, PCCL_KEY and PCCL_CA name, if anything; so
-// also without this call. The keys of one run also name it, if nothing else does; connect fails with
-// pcclInvalidArgument if another one is named. pcclInvalidArgument: a file cannot be used. pcclInvalidUsage: connected
-// or connecting.
-pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path);
-// Whether connect takes masters beyond loopback without keys; before connect. False, and so without this call: only if
-// PCCL_INSECURE=1. pcclInvalidUsage: connected or connecting.
-pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure);
-// Sets the file of the flight recorder, in place of PCCL_EVENTS; before connect. "off": there is none.
-// pcclInvalidArgument: empty, or 1,024 bytes or more. pcclInvalidUsage: connected or connecting.
-pcclResult_t pccl_ext_comm_set_events(pcclComm_t *comm, const char *path);
-// Writes the path of that file, cut to `capacity`; "" if there is none.
+// Writes the path of the file of the flight recorder, cut to `capacity`; "" if there is none.
 pcclResult_t pccl_ext_comm_events(const pcclComm_t *comm, char *out, size_t capacity);
 // Records numbers of the program in its flight recorder, and tells them to the master, unless that was done in the last
 // 200 ms. Names have 1 to 32 letters, digits and underscores. At most 16: pcclInvalidArgument. They take the place of
@@ -315,7 +302,7 @@ bool pccl_ext_is_at_gpu(const void *memory);
 // A relay for two peers that nobody can dial, with a thread of its own (docs/addresses.md).
 struct pccl_ext_relay;
 // Listens at the address, and joins up to `links` connections of peers that prove to have these keys, which are as for
-// pccl_ext_comm_set_keys; NULL: of all. The caller frees it. pcclInvalidArgument: the keys cannot be used.
+// pccl_ext_comm_configure; NULL: of all. The caller frees it. pcclInvalidArgument: the keys cannot be used.
 // pcclInvalidUsage: it cannot listen there. Needs no pcclInit.
 pcclResult_t pccl_ext_relay_new(const ccoip_socket_address_t *address, const char *keys, uint32_t links,
                                 uint16_t *port_out, struct pccl_ext_relay **out);

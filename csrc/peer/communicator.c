@@ -273,12 +273,20 @@ pcclResult_t communicator_access(struct communicator *c, struct communicator_acc
     return communicator_finish(c, pcclSuccess);
 }
 
-bool communicator_set(struct communicator *c, size_t offset, const void *value, size_t bytes) {
+void communicator_params(struct communicator *c, struct communicator_params *out) {
+    communicator_begin(c);
+    *out = c->params;
+    communicator_finish(c, pcclSuccess);
+}
+
+bool communicator_configure(struct communicator *c, const struct communicator_params *params, struct keys *keys) {
     communicator_begin(c);
     bool may = c->phase == COMMUNICATOR_IDLE;
-    if (may) memcpy((uint8_t *)&c->params + offset, value, bytes);
+    struct keys *before = c->params.transport.keys;
+    if (may) c->params = *params;
+    c->params.transport.keys = before;
     communicator_finish(c, pcclSuccess);
-    return may;
+    return may && (keys == NULL || communicator_set_keys(c, keys));
 }
 
 bool communicator_set_keys(struct communicator *c, struct keys *keys) {
@@ -289,13 +297,6 @@ bool communicator_set_keys(struct communicator *c, struct keys *keys) {
     communicator_finish(c, pcclSuccess);
     keys_release(released);
     return may;
-}
-
-struct wire_limits communicator_limits(struct communicator *c) {
-    communicator_begin(c);
-    struct wire_limits limits = c->params.member.limits;
-    communicator_finish(c, pcclSuccess);
-    return limits;
 }
 
 // ---- members that were lost ----

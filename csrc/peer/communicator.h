@@ -65,11 +65,13 @@ void connect_stop(struct communicator *c);
 void connect_free(struct communicator *c);
 
 // ---- what programs ask ----
-// Sets `bytes` of the parameters at `offset`, for the next connect. False: it is connecting, or was connected.
-bool communicator_set(struct communicator *c, size_t offset, const void *value, size_t bytes);
-// The same for the keys of `transport`, which it holds. NULL: connections are plain.
+// Copies its parameters.
+void communicator_params(struct communicator *c, struct communicator_params *out);
+// Sets the parameters for the next connect, but for the keys: these are `keys`, which it holds; NULL: they stay. False:
+// it is connecting, or was connected.
+bool communicator_configure(struct communicator *c, const struct communicator_params *params, struct keys *keys);
+// Sets the keys alone. NULL: connections are plain.
 bool communicator_set_keys(struct communicator *c, struct keys *keys);
-struct wire_limits communicator_limits(struct communicator *c);
 // Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
 pcclResult_t communicator_usable(struct communicator *c);
 // The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.

@@ -66,6 +66,9 @@ KEYS_TRIES = 3
 
 STATE_BYTES = 256
 
+_texts: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""What the pointers of settings lead to."""
+
 GIVES_ONCE_SYNCED, GIVES_AT_ONCE, GIVES_NEVER = range(3)
 """When a peer gives the state that it copies, as a newcomer, to others (`pccl_ext_comm_set_state`)."""
 
@@ -86,6 +89,15 @@ def _interfaces(given: str | Sequence[str] | None) -> str | None:
     if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
         raise TypeError(f"interface must be a name such as 'eth0', or a sequence of names, not {given!r}")
     return ",".join(given)
+
+
+def _settings(**given: Any) -> Any:
+    """Makes a `pccl_ext_comm_settings`, in which all else stays as it is. Its texts are bytes."""
+    kept = {name: _ffi.new("char[]", value) if isinstance(value, bytes) else value for name, value in given.items()}
+    unset = dict.fromkeys(("recovery_ms", "least", "most", "wait_ms"), UNSET)
+    settings = _ffi.new("struct pccl_ext_comm_settings *", unset | {name: v for name, v in kept.items() if v is not None})
+    _texts[settings] = kept
+    return settings
 
 
 def _stop(live: set[Any], watches: Sequence[Watch], pointer: Any) -> None:
@@ -360,21 +372,21 @@ class Connection(Membership):
         out = _ffi.new("pcclComm_t **")
         PCCLError.check(_C.pcclCreateCommunicator(params, out), "pcclCreateCommunicator")
         pointer = out[0]
-        settings = {
-            _C.pccl_ext_comm_set_recovery: self._recovery_ms,
-            _C.pccl_ext_comm_set_limits: None if self._limits == (UNSET,) * 3 else self._limits,
-            _C.pccl_ext_comm_set_name: self._name,
-            _C.pccl_ext_comm_set_interface: None if self._interface is None else self._interface.encode(),
-            _C.pccl_ext_comm_set_run: self._endpoint.run.encode(),
-            _C.pccl_ext_comm_set_keys: self._keys,
-            _C.pccl_ext_comm_set_events: self._event_path,
-            _C.pccl_ext_comm_set_insecure: self._insecure or None,
-        }
+        least, most, wait_ms = self._limits
+        settings = _settings(
+            recovery_ms=UNSET if self._recovery_ms is None else self._recovery_ms,
+            least=least,
+            most=most,
+            wait_ms=wait_ms,
+            name=self._name,
+            interfaces=None if self._interface is None else self._interface.encode(),
+            run=self._endpoint.run.encode(),
+            keys=self._keys,
+            events=self._event_path,
+            insecure=self._insecure,
+        )
         try:
-            for function, value in settings.items():
-                arguments = value if isinstance(value, tuple) else (value,)
-                if value is not None:
-                    PCCLError.check(function(pointer, *arguments), "pcclCreateCommunicator")
+            PCCLError.check(_C.pccl_ext_comm_configure(pointer, settings), "pcclCreateCommunicator")
         except BaseException:
             _C.pcclDestroyCommunicator(pointer)
             raise
@@ -445,8 +457,7 @@ class Connection(Membership):
             failures[0].detail = unknown
             raise failures[0]
         masters = fill_socket_addresses(found[:MASTERS_MAX])
-        call(self._handle, "pccl_ext_comm_set_masters", masters, len(masters), name="pcclConnect")
-        self._set_up(join_only)
+        self._set_up(join_only, masters)
         try:
             self._connect_once(answered, deadline)
         except ConnectError as error:
@@ -464,8 +475,9 @@ class Connection(Membership):
         keys = _ffi.NULL if self._keys is None else self._keys
         return permitted(endpoint, addresses, keys, self._insecure, "pcclConnect")
 
-    def _set_up(self, join_only: bool) -> None:
-        call(self._handle, "pccl_ext_comm_set_join_only", join_only, name="pcclConnect")
+    def _set_up(self, join_only: bool, masters: Any = None) -> None:
+        listed = {} if masters is None else {"masters": masters, "master_count": len(masters)}
+        call(self._handle, "pccl_ext_comm_configure", _settings(join_only=join_only, **listed), name="pcclConnect")
         self._stacks.start(self._handle)
         if self._state_to_copy is not None:
             self._state_to_copy._forget_freed()

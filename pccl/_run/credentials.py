@@ -20,7 +20,7 @@ def environment_has_some() -> bool:
 
 
 def credentials(keys: Path | None, cert: Path | None, key: Path | None, ca: Path | None) -> bytes | None:
-    """Returns the paths as `pccl_ext_comm_set_keys` takes them; None: what the environment names.
+    """Returns the paths as `pccl_ext_comm_configure` takes them; None: what the environment names.
 
     ArgumentError: keys and a certificate, or a part of a certificate. TypeError: no path.
     """

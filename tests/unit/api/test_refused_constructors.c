@@ -87,8 +87,9 @@ static float input[PEERS][LARGE], output[PEERS][LARGE];
 
 static void take_part(pcclComm_t *comm, int self) {
     int world = 0;
-    TRY(pccl_ext_comm_set_recovery(comm, 200));
-    if (keys != NULL) TRY(pccl_ext_comm_set_keys(comm, keys));
+    struct pccl_ext_comm_settings settings = {
+        .recovery_ms = 200, .least = UINT32_MAX, .most = UINT32_MAX, .wait_ms = UINT32_MAX, .keys = keys};
+    TRY(pccl_ext_comm_configure(comm, &settings));
     TRY(pcclConnect(comm));
     for (;;) {
         TRY(pcclGetAttribute(comm, PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE, &world));
