@@ -32,8 +32,6 @@ struct pccl_status_query {
 
 _Static_assert(sizeof(struct wire_diagnose) == WIRE_ID_BYTES + 16, "as DIAGNOSE has it");
 
-static double seconds(uint64_t us) { return (double)us / 1e6; }
-
 static bool names(const struct wire_matrix *matrix, const struct wire_id *id) {
     for (size_t i = 0; i < matrix->told.member_count; i++)
         if (memcmp(matrix->members[i].uuid.data, id->bytes, sizeof id->bytes) == 0) return true;
@@ -173,70 +171,8 @@ void pcclDiagnosisFree(pcclDiagnosis_t *diagnosis) { free(diagnosis); }
 
 // ---- links of this communicator ----
 
-static void take_link(const struct link_report *from, struct pccl_link *out) {
-    const struct gauge *sums = &from->sums;
-    *out = (struct pccl_link){
-        .rank = from->rank,
-        .connected = from->connected,
-        .by_memory = from->by_memory,
-        .far = from->far,
-        .relayed = from->relayed,
-        .path_count = from->path_count,
-        .lanes = from->lanes,
-        .lanes_in_use = from->in_use,
-        .shortest_round_trip_s = seconds(sums->round_trip_us),
-        .round_trip_s = seconds(from->smoothed_us),
-        .bytes_per_second = from->bytes_per_s,
-        .acked_bytes = (double)sums->acked,
-        .segments = sums->segments,
-        .retransmits = sums->retransmits,
-        .busy_s = seconds(sums->busy_us),
-        .window_limited_s = seconds(sums->window_us),
-        .buffer_limited_s = seconds(sums->buffer_us),
-        .limit_bytes_per_second = from->limit_bytes_per_s,
-    };
-    memcpy(out->uuid.data, from->member.id.bytes, sizeof out->uuid.data);
-    memcpy(out->name, from->member.name.chars, sizeof out->name);
-    memcpy(out->congestion_control, from->congestion, sizeof out->congestion_control);
-    for (uint32_t i = 0; i < from->path_count; i++) {
-        struct pccl_link_path *path = &out->paths[i];
-        socket_address_format(path->local, sizeof path->local, &from->paths[i].local);
-        socket_address_format(path->remote, sizeof path->remote, &from->paths[i].remote);
-        path->connections = from->paths[i].connections;
-    }
-    socket_address_format(out->address, sizeof out->address, &from->member.address);
-    snprintf(out->reason, sizeof out->reason, "%s", pace_reason_text(from->reason));
-}
-
-static pcclResult_t make_links(const pcclComm_t *comm, struct link_report *reports, struct pccl_links *out) {
-    size_t count = 0;
-    RETURN_IF_FAILED(communicator_links(comm->communicator, reports, WIRE_MAX_MEMBERS, &count));
-    out->links = calloc(count + 1, sizeof *out->links);
-    if (out->links == NULL) return detail_fail(pcclInternalError, "the system refused memory for the links");
-    for (; out->count < count; out->count++) take_link(&reports[out->count], &out->links[out->count]);
-    return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_links(const pcclComm_t *comm, struct pccl_links **out) {
+pcclResult_t pccl_ext_links(const pcclComm_t *comm, struct link_report *out, size_t capacity, size_t *count_out) {
     REQUIRE_COMM(comm);
-    REQUIRE_NOT_NULL(out);
-    struct pccl_links *links = calloc(1, sizeof *links);
-    struct link_report *reports = calloc(WIRE_MAX_MEMBERS, sizeof *reports);
-    pcclResult_t code;
-    if (links == NULL || reports == NULL)
-        code = detail_fail(pcclInternalError, "the system refused memory for the links");
-    else
-        code = make_links(comm, reports, links);
-    free(reports);
-    if (code == pcclSuccess)
-        *out = links;
-    else
-        pccl_ext_links_free(links);
-    return code;
-}
-
-void pccl_ext_links_free(struct pccl_links *links) {
-    if (links == NULL) return;
-    free(links->links);
-    free(links);
+    REQUIRE_NOT_NULL(count_out);
+    return communicator_links(comm->communicator, out, capacity, count_out);
 }

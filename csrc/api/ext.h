@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "data/link_report.h"
 #include "pccl.h"
 
 // Returns the text of the last failed call on this thread: what was wrong, and what to do; "" if nothing is known.
@@ -93,9 +94,9 @@ struct pccl_ext_comm_settings {
     size_t master_count;
     // For how long it waits for a master when its own is lost, at most 3,600,000; 0: it is dead at once.
     uint32_t recovery_ms;
-    // How many members a run has, all groups together, at most 1024 each. While there are fewer than `least`,
-    // update_topology waits for more, at most `wait_ms`; it ends with pcclTooFewPeers then. Newcomers beyond `most` wait
-    // in connect until a member is gone. 0: no such limit. All peers of a run have the same; the master refuses others.
+    // How many members a run has, all groups together: at most 1024. While there are fewer than `least`, each
+    // update_topology waits for more, at most `wait_ms`; then it ends with pcclTooFewPeers. Newcomers beyond `most` are
+    // held in connect until a member is gone. 0: no limit. All peers of a run have the same; the master refuses others.
     uint32_t least, most, wait_ms;
     const char *name;       // of this peer for logs, errors and tables: 1 to 63 bytes of printable UTF-8
     const char *interfaces; // its network cards: up to four names with commas
@@ -329,47 +330,10 @@ void pccl_ext_diagnose_end(struct pccl_status_query *query); // NULL is allowed
 
 // ---- links ----
 
-// All connections of a communicator to one other member of its group together. Bytes, segments and times are sums over
-// the connections there are, since each was made.
-struct pccl_link_path {
-    char local[64], remote[64]; // addresses of the two ends; port 0
-    uint32_t connections;
-};
-
-struct pccl_link {
-    pcclRankUuid_t uuid;
-    char name[64];
-    char address[64]; // where other members reach it
-    uint32_t rank;    // in the group
-    bool connected;   // false: the connection is being made again
-    bool by_memory;   // a process of this host, which shares memory with this one: little goes by connections
-    bool far;         // the number of lanes in use is tuned
-    bool relayed;     // through a relay, whose address `paths` have
-    uint32_t path_count;
-    struct pccl_link_path paths[16];
-    uint32_t lanes;               // made beside the direct connection
-    uint32_t lanes_in_use;        // of these, those that carry large tensors; with `by_memory` none
-    char congestion_control[16];  // "": unknown
-    double shortest_round_trip_s; // the shortest round trip of late; 0: unknown
-    double round_trip_s;          // the round trip now, the mean of the connections in use; likewise
-    double bytes_per_second;      // sent and acknowledged in the last second of ops
-    double acked_bytes;
-    double segments, retransmits;
-    double busy_s;                 // with bytes to send or under way
-    double window_limited_s;       // of these, while the receive window was full
-    double buffer_limited_s;       // of these, while the send buffer was full
-    double limit_bytes_per_second; // that the lanes together may send at most; 0: as fast as they can
-    char reason[160];              // why so many lanes are in use
-};
-
-struct pccl_links {
-    size_t count;
-    struct pccl_link *links; // in the order of the ring, from the first place on
-};
-
-// Any thread, also while ops are under way; asks nobody but the kernel. pcclInvalidUsage: not connected.
-pcclResult_t pccl_ext_links(const pcclComm_t *comm, struct pccl_links **out);
-void pccl_ext_links_free(struct pccl_links *links); // NULL is allowed
+// Writes what the links to the other members of the group are like (data/link_report.h), in the order of the ring, up
+// to `capacity` of them; `count_out`: how many there are. Any thread, also while ops are under way; asks nobody but the
+// kernel. pcclInvalidUsage: not connected.
+pcclResult_t pccl_ext_links(const pcclComm_t *comm, struct link_report *out, size_t capacity, size_t *count_out);
 
 // ---- log ----
 

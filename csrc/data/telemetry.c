@@ -1,9 +1,13 @@
 #include "data/telemetry.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #include "base/platform.h"
 #include "data/core.h"
 #include "link/connection.h"
 #include "data/algorithm.h"
+#include "net/socket.h"
 
 enum {
     TELEMETRY_TELL_MS = 1000, // between two reports; less where the heartbeat limit is short
@@ -266,6 +270,8 @@ int telemetry_step(struct engine *engine, int timeout_ms) {
 }
 
 // ---- for a program that asks ----
+static double seconds(uint64_t us) { return (double)us / 1e6; }
+
 // The connections to a member, held so that the kernel can be asked without the lock.
 struct held {
     int64_t since_ns; // of the report to the master that is being collected; 0: it says nothing of the rate
@@ -276,6 +282,10 @@ struct held {
         bool bulk;
     } lanes[WIRE_MAX_LANES + 1];
 };
+
+static void tell_reason(struct link_report *out, enum pace_reason reason) {
+    snprintf(out->reason, sizeof out->reason, "%s", pace_reason_text(reason));
+}
 
 static void hold_lanes(const struct engine *engine, struct neighbour *peer, struct held *held,
                        struct link_report *out) {
@@ -291,59 +301,71 @@ static void hold_lanes(const struct engine *engine, struct neighbour *peer, stru
     }
     out->connected = peer->lanes[0] != NULL;
     out->by_memory = neighbour_is_by_memory(peer);
-    out->in_use = out->by_memory ? 0 : neighbour_lanes_in_use(peer);
-    out->reason = out->by_memory ? PACE_MEMORY : neighbour_lanes_reason(peer);
-    out->bytes_per_s = peer->stats.bytes_per_s;
-    out->limit_bytes_per_s = peer->rate.throttle.rate * 1e9;
+    out->lanes_in_use = out->by_memory ? 0 : neighbour_lanes_in_use(peer);
+    tell_reason(out, out->by_memory ? PACE_MEMORY : neighbour_lanes_reason(peer));
+    out->bytes_per_second = peer->stats.bytes_per_s;
+    out->limit_bytes_per_second = peer->rate.throttle.rate * 1e9;
     // Between ops the last report to the master says it.
-    held->since_ns = engine->call_table.live > 0 || out->bytes_per_s == 0 ? engine->op_stats.since_ns : 0;
+    held->since_ns = engine->call_table.live > 0 || out->bytes_per_second == 0 ? engine->op_stats.since_ns : 0;
 }
 
-static void add_gauge(struct gauge *sums, const struct gauge *gauge) {
-    bool shorter = gauge->round_trip_us > 0 && gauge->round_trip_us < sums->round_trip_us;
-    if (sums->round_trip_us == 0 || shorter) sums->round_trip_us = gauge->round_trip_us;
-    sums->acked += gauge->acked;
-    sums->busy_us += gauge->busy_us;
-    sums->window_us += gauge->window_us;
-    sums->buffer_us += gauge->buffer_us;
-    sums->segments += gauge->segments;
-    sums->retransmits += gauge->retransmits;
+static void add_gauge(struct link_report *out, const struct gauge *gauge) {
+    double round_trip_s = seconds(gauge->round_trip_us), least_s = out->shortest_round_trip_s;
+    if (least_s == 0 || (round_trip_s > 0 && round_trip_s < least_s)) out->shortest_round_trip_s = round_trip_s;
+    out->acked_bytes += (double)gauge->acked;
+    out->segments += (double)gauge->segments;
+    out->retransmits += (double)gauge->retransmits;
+    out->busy_s += seconds(gauge->busy_us);
+    out->window_limited_s += seconds(gauge->window_us);
+    out->buffer_limited_s += seconds(gauge->buffer_us);
 }
 
 static void add_path(struct link_report *out, const struct transport *stream) {
     struct wire_address local, remote;
+    struct link_path path = {.connections = 1};
     if (!transport_local_address(stream, &local) || !transport_remote_address(stream, &remote)) return;
     local.port = remote.port = 0;
+    socket_address_format(path.local, sizeof path.local, &local);
+    socket_address_format(path.remote, sizeof path.remote, &remote);
     uint32_t i = 0;
-    while (i < out->path_count && (!socket_address_same_host(&out->paths[i].local, &local) ||
-                                   !socket_address_same_host(&out->paths[i].remote, &remote)))
+    while (i < out->path_count &&
+           (strcmp(out->paths[i].local, path.local) != 0 || strcmp(out->paths[i].remote, path.remote) != 0))
         i++;
     if (i == LINK_PATHS) return;
-    if (i == out->path_count) out->paths[out->path_count++] = (struct link_path){.local = local, .remote = remote};
-    out->paths[i].connections++;
+    if (i == out->path_count)
+        out->paths[out->path_count++] = path;
+    else
+        out->paths[i].connections++;
     out->relayed |= transport_is_relayed(stream);
 }
 
 // Asks the kernel, and lets go.
 static void read_held(const struct held *held, struct link_report *out) {
-    uint64_t smoothed_us = 0, reported = 0;
+    double reported = 0;
+    uint64_t smoothed_us = 0;
     uint32_t bulk = 0;
     for (uint32_t i = 0; i < held->count; i++) {
         struct gauge gauge = transport_gauge(held->lanes[i].stream);
-        add_gauge(&out->sums, &gauge);
+        add_gauge(out, &gauge);
         add_path(out, held->lanes[i].stream);
-        reported += held->lanes[i].reported;
+        reported += (double)held->lanes[i].reported;
         bulk += held->lanes[i].bulk;
         smoothed_us += held->lanes[i].bulk ? gauge.smoothed_us : 0;
-        if (out->congestion[0] == 0 && (held->lanes[i].bulk || i + 1 == held->count))
-            transport_congestion(held->lanes[i].stream, out->congestion, sizeof out->congestion);
+        if (out->congestion_control[0] == 0 && (held->lanes[i].bulk || i + 1 == held->count))
+            transport_congestion(held->lanes[i].stream, out->congestion_control, sizeof out->congestion_control);
         transport_release(held->lanes[i].stream);
     }
     int64_t span_ns = platform_now_ns() - held->since_ns;
-    if (held->since_ns != 0 && span_ns >= TELEMETRY_RATE_MS * MS_NS && out->sums.acked >= reported)
-        out->bytes_per_s = (double)(out->sums.acked - reported) * 1e9 / (double)span_ns;
-    out->smoothed_us = bulk == 0 ? 0 : (uint32_t)(smoothed_us / bulk);
-    out->far = out->sums.round_trip_us >= PACE_FAR_US;
+    if (held->since_ns != 0 && span_ns >= TELEMETRY_RATE_MS * MS_NS && out->acked_bytes >= reported)
+        out->bytes_per_second = (out->acked_bytes - reported) * 1e9 / (double)span_ns;
+    out->round_trip_s = bulk == 0 ? 0 : seconds(smoothed_us / bulk);
+    out->far = out->shortest_round_trip_s >= PACE_FAR_US / 1e6;
+}
+
+static void describe_member(const struct wire_member *member, struct link_report *out) {
+    memcpy(out->uuid.data, member->id.bytes, sizeof out->uuid.data);
+    memcpy(out->name, member->name.chars, sizeof out->name);
+    socket_address_format(out->address, sizeof out->address, &member->address);
 }
 
 size_t telemetry_report_links(struct engine *engine, struct link_report *out, size_t capacity) {
@@ -358,9 +380,9 @@ size_t telemetry_report_links(struct engine *engine, struct link_report *out, si
         if (count++ >= capacity) continue;
         struct link_report *report = &out[count - 1];
         struct held held = {.count = 0};
-        *report = (struct link_report){.member = ring->members[i],
-                                       .rank = epoch_ring_rank(ring, ring->members[i].join_number),
-                                       .reason = PACE_DIRECT};
+        *report = (struct link_report){.rank = epoch_ring_rank(ring, ring->members[i].join_number)};
+        describe_member(&ring->members[i], report);
+        tell_reason(report, PACE_DIRECT);
         engine_lock(engine);
         struct neighbour *peer = neighbour_find(engine->lanes, &ring->members[i].id);
         if (peer != NULL && !peer->dropped) hold_lanes(engine, peer, &held, report);

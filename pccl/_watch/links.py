@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from pccl._core.calls import NativeHandle, call
-from pccl._core.library import _C, _ffi
+from pccl._core.library import _ffi
 from pccl._core.names import rank_label, read_struct, uuid_in
 from pccl._exports import publish
 
@@ -78,12 +78,12 @@ class Link:
 
 def links_of(handle: NativeHandle) -> tuple[Link, ...]:
     """One for each other member of the group, by rank."""
-    out = _ffi.new("struct pccl_links **")
-    call(handle, "pccl_ext_links", out, name="links")
-    try:
-        links = [_link(out[0].links[i]) for i in range(out[0].count)]
-    finally:
-        _C.pccl_ext_links_free(out[0])
+    room, count = 0, _ffi.new("size_t *", 1)
+    while count[0] > room:  # the first time, and where members have come meanwhile
+        room = count[0]
+        out = _ffi.new("struct link_report[]", room)
+        call(handle, "pccl_ext_links", out, room, count, name="links")
+    links = [_link(out[i]) for i in range(count[0])]
     return tuple(sorted(links, key=lambda link: link.rank))
 
 

@@ -80,13 +80,13 @@ static void test_members(void) {
     CHECK_EQ(telemetry_report_links(world->sides[1].engine, reports, MEMBERS), MEMBERS - 1);
     for (uint32_t i = 0; i < MEMBERS - 1; i++) {
         const struct link_report *report = &reports[i];
-        CHECK_EQ(report->member.id.bytes[0], i == 0 ? 1 : 3);
+        CHECK_EQ(report->uuid.data[0], i == 0 ? 1 : 3);
         CHECK(report->connected && !report->far && !report->by_memory);
         CHECK_EQ(report->lanes, LANES);
-        CHECK_EQ(report->in_use, LANES);
-        CHECK_EQ(report->reason, PACE_NEAR);
-        CHECK(report->congestion[0] != 0);
-        CHECK(report->sums.acked > 0 && report->sums.round_trip_us > 0);
+        CHECK_EQ(report->lanes_in_use, LANES);
+        CHECK_STR(report->reason, pace_reason_text(PACE_NEAR));
+        CHECK(report->congestion_control[0] != 0);
+        CHECK(report->acked_bytes > 0 && report->shortest_round_trip_s > 0);
     }
     check_case("as many as there is room for");
     CHECK_EQ(telemetry_report_links(world->sides[1].engine, reports, 1), MEMBERS - 1);
@@ -120,12 +120,12 @@ static void test_by_memory(void) {
     struct link_report report = report_of(world);
     CHECK(report.by_memory);
     CHECK_EQ(report.lanes, LANES);
-    CHECK_EQ(report.in_use, 0);
-    CHECK_EQ(report.reason, PACE_MEMORY);
+    CHECK_EQ(report.lanes_in_use, 0);
+    CHECK_STR(report.reason, pace_reason_text(PACE_MEMORY));
     world_free(world);
 }
 
-static double rate_of(struct world *world) { return report_of(world).bytes_per_s; }
+static double rate_of(struct world *world) { return report_of(world).bytes_per_second; }
 
 static void test_rate(void) {
     check_case("the rate of a link is that of the last ops, however long ago they were");

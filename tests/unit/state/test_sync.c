@@ -272,11 +272,10 @@ static int be_receiver(int orders) {
 }
 
 static bool shares_memory(void) {
-    struct pccl_links *links;
-    REQUIRE(pccl_ext_links(sides[0].comm, &links) == pcclSuccess);
-    bool shares = links->count == 1 && links->links[0].by_memory;
-    pccl_ext_links_free(links);
-    return shares;
+    struct link_report link;
+    size_t count;
+    REQUIRE(pccl_ext_links(sides[0].comm, &link, 1, &count) == pcclSuccess);
+    return count == 1 && link.by_memory;
 }
 
 static int world_after_update(void) {
