@@ -53,7 +53,7 @@ static struct op_member *predecessor(const struct op *op) { return behind(op, op
 
 // Whether the member so many places behind, 0: this one, is the root.
 static bool is_root(const struct op *op, uint32_t places) {
-    return op->team->ranks[(op->team->place + places) % op->team->count] == op->args.root;
+    return op->team->ranks[(op->team->place + places) % op->team->count] == op->root;
 }
 
 struct call *sim_algorithm_call(const struct engine_model *e, const struct op *op) {
@@ -119,7 +119,7 @@ static uint32_t holds(const struct engine_model *e, const struct op *op) {
     if (op->algorithm == PLAN_SMALL || op->algorithm == PLAN_RING || op->algorithm == PLAN_WEIGHTED ||
         !collective->rooted || (gets && op_is_root(op)))
         return m->members;
-    return gets ? 1U << e->slot : 1U << sim_slot(&call->ids[call->root], &(uint32_t){0});
+    return gets ? 1U << e->slot : 1U << sim_slot(&call->root_id, &(uint32_t){0});
 }
 
 struct judged_op sim_algorithm_shown(const struct engine_model *e, const struct op *op) {
@@ -310,7 +310,7 @@ static bool gives(const struct op *op, bool from_root, bool to_root) {
 
 static void piece_is_ready(struct engine_model *e, struct op *op, struct op_member *other) {
     struct moving *m = op->work;
-    bool root = op->team->ranks[op->team->places[other->rank]] == op->args.root;
+    bool root = op->team->ranks[op->team->places[other->rank]] == op->root;
     if ((m->ready & bit(other)) != 0 || !gives(op, is_root(op, 0), root)) return;
     m->ready |= bit(other);
     struct frame chunk = input_frame(e, op, WIRE_CHUNK);

@@ -29,8 +29,10 @@ struct call {
     int64_t cancel_at;               // INT64_MAX: never
     uint32_t calls;                  // with this tag in this phase of the program
     uint32_t members[SEGMENTS_MOST]; // slots that are in each segment; 0: it is not committed
-    // of a call over a list
+    // of a call over a list, and of one that goes on with everyone
     uint8_t kind;
+    bool everyone;
+    struct wire_id root_id;
     uint32_t count, rank, root; // count 0: it is one of all
     struct wire_id ids[DATA_SLOTS];
 };

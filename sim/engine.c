@@ -35,7 +35,9 @@ static bool is_dead(const struct op *op) {
 
 static void judge_loss(struct engine_model *e, const struct op *op) {
     const struct subgroup *subgroup = op->args.subgroup;
-    bool lost = op->args.retry && e->call_table.now->ring.count < 2;
+    const struct epoch_ring *ring = &e->call_table.now->ring;
+    bool lost = op->args.retry && !op->args.everyone && ring->count < 2;
+    if (op->args.everyone) lost = op_collective(op)->rooted && !epoch_ring_has(ring, &op->args.root_id);
     if (subgroup != NULL) {
         lost = !op->args.retry && subgroup_living(subgroup, e->call_table.now) < subgroup->count;
         if (op_collective(op)->rooted) lost |= !subgroup_has(subgroup, op->args.root, e->call_table.now);
@@ -264,7 +266,12 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct 
                                              .dtype = (uint8_t)(call->variant == 0 ? 0 : 1 + call->variant % 11)},
                              .retry = call->retry,
                              .tell = true,
-                             .root = call->root};
+                             .root = call->root,
+                             .root_id = call->root_id,
+                             .everyone = call->everyone};
+    struct wire_id own = sim_id(s, slot);
+    args.is_root = wire_id_equal(&call->root_id, &own);
+    if (call->everyone) args.fingerprint.layout = call->root_id.bytes[0];
     if (call->count > 0 && !name_list(call, &args)) {
         failed(e); // its program ends
         return;

@@ -127,9 +127,20 @@ static bool choose_list(struct pccl_sim *s, int slot, const struct roster *roste
     if (call->kind == PLAN_SEND && call->count != 2) call->kind = PLAN_BROADCAST;
     if (call->kind == PLAN_BARRIER || call->kind == PLAN_ALL_TO_ALL_V) call->bytes = 0;
     call->root = (uint32_t)(sim_mix(drawn + 5) % call->count);
+    call->root_id = call->ids[call->root];
     call->retry = call->retry && plan_collective(call->kind)->survives;
     call->tag |= (sim_mix(drawn + 6) | 1) << CALL_BITS; // of nobody else
     return true;
+}
+
+// Makes a call one of everyone, whom each member knows by its own epoch. The root is the same for all that make it.
+static void choose_everyone(const struct roster *roster, uint64_t drawn, struct call *call) {
+    static const uint8_t kinds[] = {PLAN_ALL_REDUCE, PLAN_BROADCAST, PLAN_REDUCE, PLAN_BARRIER};
+    call->everyone = call->retry = true;
+    call->kind = kinds[sim_mix(drawn + 7) % (sizeof kinds / sizeof kinds[0])];
+    call->root = (uint32_t)(sim_mix(drawn + 8) % roster->count);
+    call->root_id = roster->ids[call->root];
+    if (call->kind == PLAN_BARRIER) call->bytes = 0;
 }
 
 // ---- calls ----
@@ -263,6 +274,8 @@ static void post(struct pccl_sim *s, int slot, uint32_t tag) {
                         .bytes = sizes[what % (sizeof sizes / sizeof sizes[0])],
                         .input = sim_random(s)};
     uint64_t drawn = draw(s, p->program, 1000 + 16 * p->program->phase + tag);
+    if (!listed && (what >> 40) % 3 == 0 && p->program->roster->count > 0)
+        choose_everyone(p->program->roster, drawn, &made);
     if (listed && !choose_list(s, slot, p->program->roster, drawn, &made))
         p->engine->calls[tag].result = CALL_OK;
     else
@@ -294,7 +307,8 @@ static void reduce(struct pccl_sim *s, int slot) {
 
 // Nobody calls again over a list that has lost somebody whom it needs, nor what was cancelled.
 static bool is_over(const struct call *call) {
-    return call->result == CALL_OK || call->result == CALL_CANCELLED || (call->count > 0 && call->result == CALL_LOST);
+    bool needs = call->count > 0 || call->everyone;
+    return call->result == CALL_OK || call->result == CALL_CANCELLED || (needs && call->result == CALL_LOST);
 }
 
 // Waits for all, then repeats those that were lost or were given other arguments.

@@ -126,7 +126,9 @@ static void say_who(const struct call_table *table, struct op *op) {
 }
 
 void call_table_end_lost(struct call_table *table, struct op *op) {
-    uint64_t epoch = call_table_counted_loss(table, op);
+    // Members see the loss of a root in different epochs, but all name the same one.
+    uint64_t adopted = op->parent == NULL ? op->adopted : op->parent->adopted;
+    uint64_t epoch = op->args.everyone ? call_table_first_loss(table, adopted) : call_table_counted_loss(table, op);
     if (op->args.subgroup != NULL)
         say_who(table, op);
     else if (!call_table_may_go_on(table, op))

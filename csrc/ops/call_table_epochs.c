@@ -39,12 +39,15 @@ static bool is_ending(const struct op *call) {
     return part != NULL;
 }
 
+// Whether the members of an epoch decide if the op goes on: those of its subgroup, or its root.
+static bool needs_some(const struct op *op) { return op->args.subgroup != NULL || op->args.everyone; }
+
 // Returns whether a verdict of a mismatch means this op, or one that it would be once it is begun.
 static bool is_meant(const struct call_table *table, const struct op *op, const struct wire_verdict *verdict) {
     const struct wire_op_name *name = &verdict->name;
     if (!call_table_verdict_concerns(op_subgroup_hash(op), name->subgroup, verdict->other)) return false;
     // The op has not begun, and the verdict is of a future epoch: decide on entry, since the call may be lost by then.
-    if (op->args.subgroup != NULL && !op_has_begun(op) && name->epoch > table->now->group_epoch) return false;
+    if (needs_some(op) && !op_has_begun(op) && name->epoch > table->now->group_epoch) return false;
     if (op->segments != NULL)
         return segments_are_meant(op, name) && (op->segments->epoch == name->epoch || !is_ending(op));
     if (op->phase == OP_WAITING) {
@@ -113,9 +116,9 @@ static bool has_begun(const struct op *call) {
     return false;
 }
 
-// Ends a call of a subgroup that was to begin in this epoch, if members that entered it before reported a mismatch.
+// Ends such a call that was to begin in this epoch, if members that entered it before reported a mismatch.
 static void end_if_mismatched(struct call_table *table, struct op *op) {
-    if (op->parent != NULL || op->args.subgroup == NULL || op->phase == OP_ENDED || has_begun(op)) return;
+    if (op->parent != NULL || !needs_some(op) || op->phase == OP_ENDED || has_begun(op)) return;
     if (call_table_take_mismatch(table, op, 0)) end_call_mismatched(table, op);
 }
 

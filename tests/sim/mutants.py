@@ -377,6 +377,30 @@ MUTANTS: list[Mutant] = [
         new="if (table->losses[i] >= adopted) return",
     ),
     Mutant(
+        name="each_its_own_loss",  # members that lose a root in different epochs adopt different ones
+        file="ops/call_table.c",
+        old="op->args.everyone ? call_table_first_loss(table, adopted) : call_table_counted_loss(table, op);",
+        new="call_table_counted_loss(table, op);",
+    ),
+    Mutant(
+        name="loss_of_no_call",  # of a segment, which has adopted nothing
+        file="ops/call_table.c",
+        old="op->parent == NULL ? op->adopted : op->parent->adopted;",
+        new="op->adopted;",
+    ),
+    Mutant(
+        name="cancelled_before_its_root",  # a cancellation counts only where the root was there when the call was made
+        file="ops/call_table_epochs.c",
+        old="return op->args.subgroup != NULL || op->args.everyone;",
+        new="return op->args.subgroup != NULL;",
+    ),
+    Mutant(
+        name="without_a_root",  # an op of everyone goes on when its root is lost
+        file="ops/call_table.c",
+        old="if (subgroup == NULL) return !collective->rooted || epoch_ring_has(&table->now->ring, &op->args.root_id);",
+        new="if (subgroup == NULL) return true;",
+    ),
+    Mutant(
         name="supplies_nobody_later",  # what was to be supplied before the links were there never is
         file="ops/call_table_epochs.c",
         old="    call_table_supply(table);\n",
