@@ -89,7 +89,7 @@ void sim_draw_faults(struct pccl_sim *s) {
         s->recovery_ms = BY_HAND_RECOVERY_MS;
     }
     int64_t length = config->fault_ms != 0 ? config->fault_ms : 300 + (int64_t)sim_below(s, 900);
-    if (s->only_votes && config->fault_ms == 0) length *= 4;
+    if (s->only_votes && config->fault_ms == 0) length *= 2;
     s->end_at = s->now + length * MS_NS;
 }
 
