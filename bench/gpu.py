@@ -25,7 +25,7 @@ import gpu_kernels
 import gpu_peers
 import harness
 import methods
-from harness import MIB, BenchError, Report, Row
+from harness import MIB, BenchError, Report, Row, SkippedError
 from run import why_not
 
 import pccl
@@ -170,9 +170,8 @@ def body(args: argparse.Namespace) -> Report:
     args.out.mkdir(parents=True, exist_ok=True)
     args.json = args.json or args.out / "gpu.json"
     if why := why_not() if args.device == "cuda" else "":
-        print(f"skipped: {why}")
         (args.out / "skipped").write_text(why + "\n")
-        sys.exit(0)
+        raise SkippedError(why)
     rows: list[Row] = []
     figures: list[Row] = []
     for name in args.only:

@@ -45,6 +45,10 @@ class BenchError(Exception):
     """The measurement could not be made; says why."""
 
 
+class SkippedError(BenchError):
+    """This machine cannot make the measurement; says why. The program ends well."""
+
+
 # ---- peers as processes ----
 
 
@@ -468,6 +472,8 @@ def main(run: Callable[[], None]) -> None:
             if isinstance(error.filename, str) and "/" not in error.filename:  # a program, not a file
                 require_program(error.filename)
             raise
+    except SkippedError as error:
+        print(f"skipped: {error}")
     except BenchError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
     except KeyboardInterrupt:

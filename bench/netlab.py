@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from harness import ROOT, BenchError, Fleet, Master, require_program
+from harness import ROOT, BenchError, Fleet, Master, SkippedError, require_program
 
 NETWORK = "10.213.0"
 TBF_BURST_BYTES = 128 * 1024
@@ -62,7 +62,7 @@ def fleet_at(places: Sequence[Place], worker: Callable[..., Any], **arguments: A
 class Lab:
     def __init__(self) -> None:
         if os.geteuid() != 0:
-            raise BenchError("network namespaces need root: run this as root")
+            raise SkippedError("network namespaces need root: run this as root")
         require_program("ip")
         os.environ["PCCL_INSECURE"] = "1"  # no stranger reaches the namespaces
         self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"

@@ -86,14 +86,14 @@ def problems(page: str, stored: str) -> list[str]:
 
 
 def measure(name: str, quick: bool) -> dict[str, Any] | None:
-    """Runs a benchmark; None: it failed, or has nothing to measure on this machine, and has said why."""
+    """Runs a benchmark. Returns None if this machine cannot make it, which the program says. CalledProcessError: it failed."""
     with tempfile.NamedTemporaryFile() as report:
         command = [sys.executable, str(ROOT / "bench" / f"{name}.py"), "--json", report.name, *(["--quick"] if quick else [])]
-        done = subprocess.run(command, check=False)
-        made: dict[str, Any] = json.loads(report.read() or b"{}")
-    if done.returncode != 0 or not made:
-        print(f"{name}: no figures; those stored before stay", file=sys.stderr)
+        subprocess.run(command, check=True)
+        text = report.read()
+    if not text:
         return None
+    made: dict[str, Any] = json.loads(text)
     missed = [row for row in [*made["figures"], *made["bars"]] if row.pop("missed", False)]
     return {"where": made["where"], "figures": made["figures"], "missed": missed}
 
@@ -113,18 +113,23 @@ def run() -> int:
         print(*found, sep="\n", end="\n" if found else "")
         return int(bool(found))
     results: Results = json.loads(RESULTS.read_text())
-    failed = 0
+    failed = []
     for name in args.only if not args.page else ():
         print(f"---- {name}", flush=True)
-        made = measure(name, args.quick)
-        failed += made is None
+        try:
+            made = measure(name, args.quick)
+        except subprocess.CalledProcessError:
+            failed.append(name)
+            continue
         if made is not None and not args.quick:
-            results[name] = made
-            RESULTS.write_text(text_of({name: results[name] for name in names(page) if name in results}))
-    if not args.quick:
-        RESULTS.write_text(text_of({name: results[name] for name in names(page) if name in results}))
+            results = {one: made if one == name else results[one] for one in names(page) if one == name or one in results}
+            RESULTS.write_text(text_of(results))
+            PAGE.write_text(write_tables(page, results))
+    if args.page:
         PAGE.write_text(write_tables(page, results))
-    return int(failed > 0)
+    if failed:
+        print(f"failed, and their figures stay: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
