@@ -52,11 +52,7 @@ static void join_master(struct pccl_sim *s, int slot) {
 }
 
 static void seek_at(struct pccl_sim *s, int slot, int64_t at, bool late) {
-    struct event *event = sim_event(s, EVENT_SEEK, at > s->now ? at : s->now);
-    event->slot = (uint16_t)slot;
-    event->life = s->processes[slot].life;
-    event->flag = late;
-    sim_push(s, event);
+    sim_push_for(s, slot, EVENT_SEEK, platform_later(at, s->now))->flag = late;
 }
 
 static void lose_master(struct pccl_sim *s, int slot, bool anew) {
@@ -124,9 +120,7 @@ static void is_over(struct pccl_sim *s, int slot, bool told) {
     s->processes[slot].dark = !told;
     s->processes[slot].ended_at = s->now;
     if (!s->faulty || s->config.by_hand != 0) return;
-    struct event *event = sim_event(s, EVENT_START, s->now + (int64_t)sim_below(s, RESTART_MS) * MS_NS);
-    event->slot = (uint16_t)slot;
-    sim_push(s, event);
+    sim_push_for(s, slot, EVENT_START, s->now + (int64_t)sim_below(s, RESTART_MS) * MS_NS);
 }
 
 void sim_end(struct pccl_sim *s, int slot, bool told) {
@@ -152,14 +146,11 @@ static void probe(struct pccl_sim *s, int slot, const struct member_action *acti
     int other = sim_slot(&action->id, &life);
     int64_t at = s->now + action->duration_ms * MS_NS + sim_delay(s, slot, other);
     bool reached = s->cut_until[slot][other] <= s->now && sim_alive(s, other, life);
-    struct event *event = sim_event(s, EVENT_PROBED, at);
-    event->slot = (uint16_t)(reached ? other : slot);
-    event->life = reached ? life : s->processes[slot].life;
+    struct event *event = sim_push_for(s, reached ? other : slot, EVENT_PROBED, at);
     event->from = (uint16_t)(reached ? slot : other);
     event->other_life = reached ? s->processes[slot].life : life;
     event->flag = reached;
     event->number = reached ? 1000000 * (1 + sim_below(s, 100)) : 0;
-    sim_push(s, event);
 }
 
 static void run_action(struct pccl_sim *s, int slot, const struct member_action *action) {

@@ -49,11 +49,12 @@ static inline struct wire_id sim_id(const struct pccl_sim *s, int slot) {
     return sim_id_of(slot, s->processes[slot].life);
 }
 // An event of the process in that slot.
-static inline void sim_push_for(struct pccl_sim *s, int slot, enum event_kind kind, int64_t at) {
+static inline struct event *sim_push_for(struct pccl_sim *s, int slot, enum event_kind kind, int64_t at) {
     struct event *event = sim_event(s, kind, at);
     event->slot = (uint16_t)slot;
     event->life = s->processes[slot].life;
     sim_push(s, event);
+    return event;
 }
 // The state machine of the process in that slot waits until `next`. A tick that is queued before it looks again.
 static inline void sim_plan_tick(struct pccl_sim *s, int slot, uint32_t life, int64_t next) {
