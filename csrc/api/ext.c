@@ -24,6 +24,9 @@ _Static_assert(sizeof(struct pccl_log_line) == sizeof(struct log_line), "the sam
 _Static_assert(offsetof(struct pccl_log_line, component) == offsetof(struct log_line, component), "likewise");
 _Static_assert(offsetof(struct pccl_log_line, text) == offsetof(struct log_line, text), "likewise");
 
+_Static_assert(sizeof(struct pccl_ext_lost) == sizeof(struct wire_gone), "so is a lost member");
+_Static_assert(offsetof(struct pccl_ext_lost, why) == offsetof(struct wire_gone, why), "likewise");
+
 const char *pccl_ext_detail(void) { return detail_get(); }
 
 pcclResult_t pccl_ext_key_public(const uint8_t *private_key, uint8_t *public_out) {
@@ -243,24 +246,11 @@ pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uu
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_peer_loss(const pcclComm_t *comm, const pcclRankUuid_t *uuid, pccl_ext_loss_t *reason_out,
-                                char *out, size_t capacity) {
+pcclResult_t pccl_ext_comm_lost(const pcclComm_t *comm, struct pccl_ext_lost *out, size_t capacity, size_t *count_out) {
     REQUIRE_COMM(comm);
-    REQUIRE_NOT_NULL(uuid);
-    REQUIRE_NOT_NULL(reason_out);
     REQUIRE_NOT_NULL(out);
-    if (capacity == 0) return detail_fail(pcclInvalidArgument, "capacity must not be 0");
-    const struct wire_id *id = (const struct wire_id *)(const void *)uuid;
-    *reason_out = (pccl_ext_loss_t)communicator_why_lost(comm->communicator, id, out, capacity);
-    return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_comm_lost(const pcclComm_t *comm, pcclRankUuid_t *uuids_out, size_t capacity, size_t *count_out) {
-    REQUIRE_COMM(comm);
-    REQUIRE_NOT_NULL(uuids_out);
     REQUIRE_NOT_NULL(count_out);
-    uint32_t room = capacity < UINT32_MAX ? (uint32_t)capacity : UINT32_MAX;
-    *count_out = communicator_lost(comm->communicator, (struct wire_id *)(void *)uuids_out, room);
+    *count_out = communicator_lost(comm->communicator, (struct wire_gone *)(void *)out, capacity);
     return pcclSuccess;
 }
 

@@ -138,8 +138,6 @@ pcclResult_t pccl_ext_comm_leaving(const pcclComm_t *comm, pcclRankUuid_t *uuids
 // The name of a peer: of a member of the run, of one that was lost not long ago, or of this one. Writes "" for a peer
 // that is not known or has no name. Always ends with a zero, cut to `capacity`; 64 bytes hold every name.
 pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity);
-// Writes the members that were lost not long ago, the last ones up to `capacity`, oldest first. There are 64 at most.
-pcclResult_t pccl_ext_comm_lost(const pcclComm_t *comm, pcclRankUuid_t *uuids_out, size_t capacity, size_t *count_out);
 // Reason why a member is gone. The numbers are those of enum wire_loss_reason (net/wire_control.h).
 typedef enum pccl_ext_loss {
     pccl_ext_loss_unknown = 0,     // another master served the run then, or it was long ago
@@ -151,10 +149,14 @@ typedef enum pccl_ext_loss {
     pccl_ext_loss_left = 6,        // as it had announced
     pccl_ext_loss_ended = 7,       // its program closed the communicator
 } pccl_ext_loss_t;
-// Writes why a member was lost, of those lost not long ago, and what the master says of it. The text is cut to
-// `capacity` with a zero at the end; 128 bytes hold every text.
-pcclResult_t pccl_ext_peer_loss(const pcclComm_t *comm, const pcclRankUuid_t *uuid, pccl_ext_loss_t *reason_out,
-                                char *out, size_t capacity);
+// A member that was lost not long ago.
+struct pccl_ext_lost {
+    pcclRankUuid_t uuid;
+    uint8_t reason; // pccl_ext_loss_t
+    char why[128];  // what the master says of it
+};
+// Writes the members that were lost not long ago, the last ones up to `capacity`, oldest first. There are 64 at most.
+pcclResult_t pccl_ext_comm_lost(const pcclComm_t *comm, struct pccl_ext_lost *out, size_t capacity, size_t *count_out);
 // The live state in a few words: "idle", "connecting", "registered" (a newcomer that waits to be let in), "accepted
 // epoch 5", "dead: expelled: ...". Always ends with a zero, cut to `capacity`.
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity);

@@ -321,25 +321,11 @@ const struct wire_name *communicator_lost_name(const struct lost_members *lost, 
     return NULL;
 }
 
-enum wire_loss_reason communicator_why_lost(struct communicator *c, const struct wire_id *id, char *out,
-                                            size_t capacity) {
-    enum wire_loss_reason reason = WIRE_LOSS_UNKNOWN;
+uint32_t communicator_lost(struct communicator *c, struct wire_gone *out, size_t capacity) {
     communicator_begin(c);
-    out[0] = 0;
-    for (uint32_t i = 0; i < kept_lost(&c->lost); i++) {
-        if (!wire_id_equal(&c->lost.list[i].gone.id, id)) continue;
-        reason = c->lost.list[i].gone.reason;
-        snprintf(out, capacity, "%s", c->lost.list[i].gone.why);
-    }
-    communicator_finish(c, pcclSuccess);
-    return reason;
-}
-
-uint32_t communicator_lost(struct communicator *c, struct wire_id *out, uint32_t capacity) {
-    communicator_begin(c);
-    uint32_t count = kept_lost(&c->lost) < capacity ? kept_lost(&c->lost) : capacity;
+    uint32_t count = kept_lost(&c->lost) < capacity ? kept_lost(&c->lost) : (uint32_t)capacity;
     for (uint32_t i = 0; i < count; i++)
-        out[i] = c->lost.list[(c->lost.count - count + i) % COMMUNICATOR_LOST_MOST].gone.id;
+        out[i] = c->lost.list[(c->lost.count - count + i) % COMMUNICATOR_LOST_MOST].gone;
     communicator_finish(c, pcclSuccess);
     return count;
 }

@@ -81,10 +81,7 @@ struct wire_id communicator_id(struct communicator *c);
 // The name of a peer: of a member of the run, or of one that was lost not long ago. False: it is not known.
 bool communicator_peer_name(struct communicator *c, const struct wire_id *id, struct wire_name *out);
 // Writes the members that were lost last, up to `capacity`, oldest first, and returns how many.
-uint32_t communicator_lost(struct communicator *c, struct wire_id *out, uint32_t capacity);
-// Writes why a member was lost, and returns the reason: WIRE_LOSS_UNKNOWN and "" if it is not known.
-enum wire_loss_reason communicator_why_lost(struct communicator *c, const struct wire_id *id, char *out,
-                                            size_t capacity);
+uint32_t communicator_lost(struct communicator *c, struct wire_gone *out, size_t capacity);
 // Path of the file of its flight recorder, cut to `capacity` > 0; "": there is none.
 void communicator_events_path(struct communicator *c, char *out, size_t capacity);
 // Blocks until an operator asks where the threads of the program stand. False: the communicator is being stopped.

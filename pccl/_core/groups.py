@@ -10,7 +10,7 @@ from uuid import UUID
 from pccl._core.calls import NativeHandle, call
 from pccl._core.errors import LossReason, PCCLError, PeerLostError
 from pccl._core.library import _C, _ffi
-from pccl._core.names import name_of, rank_label, short, text_of, with_names
+from pccl._core.names import name_of, rank_label, short, text_of, uuid_in, with_names
 from pccl._exports import publish
 
 _UUIDS = _ffi.typeof("pcclRankUuid_t[]")
@@ -66,13 +66,17 @@ def members_of(handle: NativeHandle, *, snapshot: bool = False) -> tuple[UUID, .
             return tuple(UUID(bytes=bytes(uuids[i].data)) for i in range(count[0]))
 
 
+def _recently_lost(handle: NativeHandle) -> dict[UUID, tuple[LossReason, str]]:
+    """Returns who was lost not long ago and why, oldest first; nobody after `close`."""
+    lost, count = _ffi.new("struct pccl_ext_lost[]", _LOST_MOST), _ffi.new("size_t *")
+    with contextlib.suppress(PCCLError):
+        call(handle, "pccl_ext_comm_lost", lost, _LOST_MOST, count)
+    return {uuid_in(lost[i].uuid): (LossReason(lost[i].reason), text_of(lost[i].why)) for i in range(count[0])}
+
+
 def reason_lost(handle: NativeHandle, uuid: UUID) -> tuple[LossReason, str]:
     """Returns why a member is gone, and what the master says. UNKNOWN and "" if it was lost long ago, and after `close`."""
-    c_uuid = _ffi.new("pcclRankUuid_t *", (list(uuid.bytes),))
-    reason, why = _ffi.new("pccl_ext_loss_t *"), _ffi.new("char[]", 128)
-    with contextlib.suppress(PCCLError):
-        call(handle, "pccl_ext_peer_loss", c_uuid, reason, why, 128)
-    return LossReason(reason[0]), text_of(why)
+    return _recently_lost(handle).get(uuid, (LossReason.UNKNOWN, ""))
 
 
 def why_gone(reason: LossReason, why: str) -> str:
@@ -98,15 +102,13 @@ def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID
 
 def name_told(error: PeerLostError, handle: NativeHandle) -> None:
     """Tells an error of an op of all members what is known of those whom its text names. Ranks may have changed."""
-    uuids, count = _ffi.new(_UUIDS, _LOST_MOST), _ffi.new("size_t *")
-    with contextlib.suppress(PCCLError):
-        call(handle, "pccl_ext_comm_lost", uuids, _LOST_MOST, count)
-    gone = [UUID(bytes=bytes(uuids[i].data)) for i in range(count[0])]
+    gone = _recently_lost(handle)
     _tell(error, handle, [member for member in gone if short(member) in error.detail])
 
 
 def _tell(error: PeerLostError, handle: NativeHandle, lost: Sequence[UUID]) -> None:
-    told = [reason_lost(handle, member) for member in lost]
+    known = _recently_lost(handle)
+    told = [known.get(member, (LossReason.UNKNOWN, "")) for member in lost]
     error.names = tuple(name_of(handle, member) for member in lost)
     error.reasons, error.causes = tuple(reason for reason, _ in told), tuple(why for _, why in told)
 
