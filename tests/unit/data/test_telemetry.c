@@ -1,6 +1,7 @@
 // What members tell the master of their ops and of each other, and what an engine reports of its links to a program, while
 // ops run, links break and members leave.
 #include "data/telemetry.h"
+#include "link/pace.h"
 
 #include "engine_world.h"
 
