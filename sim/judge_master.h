@@ -18,9 +18,9 @@ struct judged_masters {
     } last[MASTERS_MOST];         // epoch that it announced
     int64_t regrouped_at[GROUPS]; // when a master last formed that group anew,
     uint64_t regrouped[GROUPS];   // in which epoch
+    uint64_t gone[MASTERS_MOST];  // digest of what the last epoch told of those who are gone
     struct left_record left[SLOTS];
-    uint32_t expelled[SLOTS];    // life that was told so
-    uint64_t gone[MASTERS_MOST]; // digest of what the last epoch told of those who are gone
+    uint32_t expelled[SLOTS]; // life that was told so
     // When a master heard a LINK_DOWN of the one about the other; when the one said of the other that it has no links
     // to it for a candidate.
     int64_t reported_at[SLOTS][SLOTS], unreached_at[SLOTS][SLOTS];

@@ -150,29 +150,30 @@ static void look(struct pccl_sim *s) {
     sim_push(s, sim_event(s, EVENT_LOOK, s->now + LOOK_MS * MS_NS));
 }
 
-// Clears what a run of so many peers uses of the tables, which are larger than most runs need.
+// Clears what a run uses of the tables, which are larger than most runs need. A changed frame may name any slot.
 static void clear_tables(struct pccl_sim *s) {
-    for (int a = 0; a < PROCESSES; a++) {
-        if (a >= (int)s->peers && a < MASTER) continue;
-        for (int b = 0; b < PROCESSES; b = b + 1 == (int)s->peers ? MASTER : b + 1)
+    int slots = s->only_votes ? SLOTS : DATA_SLOTS, paths = s->only_votes ? (int)s->peers : DATA_SLOTS;
+    for (int a = 0; a < PROCESSES; a = a + 1 == slots ? MASTER : a + 1) {
+        s->bodies[a] = (struct body){0};
+        for (int b = 0; b < PROCESSES && (a < paths || a >= MASTER); b = b + 1 == paths ? MASTER : b + 1)
             s->cut_until[a][b] = s->slow_until[a][b] = 0;
         if (a >= MASTER) continue;
+        s->apart[a] = (struct apart){0};
+        s->tainted[a] = s->said->expelled[a] = 0;
+        s->said->left[a] = (struct left_record){0};
+        s->truths->resumed[a].life = 0;
         memset(s->said->reported_at[a], 0, s->peers * sizeof s->said->reported_at[0][0]);
         memset(s->said->unreached_at[a], 0, s->peers * sizeof s->said->unreached_at[0][0]);
     }
-    memset(s->bodies, 0, sizeof s->bodies);
-    memset(s->apart, 0, sizeof s->apart);
-    memset(s->tainted, 0, sizeof s->tainted);
     memset(s->controls, 0, controls_most(s) * sizeof s->controls[0]);
     links_begin(s);
     judge_ops_begin(s);
-    memset(s->truths->runs, 0, sizeof s->truths->runs);
+    for (uint32_t i = 0; i < RUNS_MOST; i++) s->truths->runs[i].run = 0;
     for (uint32_t i = 0; i < EPOCHS_MOST; i++) s->truths->epochs[i].run = 0;
-    memset(s->truths->resumed, 0, sizeof s->truths->resumed);
     s->truths->epoch_count = 0;
     memset(s->ends, 0, offsetof(struct judged_ends, heard));
     *s->rosters = (struct rosters){0};
-    memset(s->said, 0, offsetof(struct judged_masters, reported_at));
+    memset(s->said, 0, offsetof(struct judged_masters, left));
     *s->watch = (struct watch){0};
 }
 

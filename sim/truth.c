@@ -10,7 +10,7 @@ bool truth_is_tainted(const struct pccl_sim *s, int slot, uint32_t life) {
 
 struct truth *judge_truth(const struct pccl_sim *s, uint64_t run) {
     static const struct truth nobody;
-    for (uint32_t i = 0; i < RUNS_MOST; i++)
+    for (uint32_t i = 0; i < RUNS_MOST && run != 0; i++)
         if (s->truths->runs[i].run == run) return (struct truth *)&s->truths->runs[i];
     return (struct truth *)&nobody; // never written
 }
