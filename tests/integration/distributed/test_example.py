@@ -14,7 +14,8 @@ import pccl
 
 ROOT = Path(pccl.__file__).parents[1]
 EXAMPLE = str(ROOT / "examples" / "ddp_elastic.py")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+# Ranks share one standard output. With PYTHONUNBUFFERED=1 print() writes the line's end separately: two lines may run together.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "1"}
 SECONDS = 270
 
 
