@@ -24,7 +24,6 @@ from pccl._core.address import (
 from pccl._core.calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, Ticket, call, milliseconds
 from pccl._core.errors import PCCLError, Result
 from pccl._core.library import _C, _ffi
-from pccl._core.questions import STATUS, ask, read_status
 from pccl._exports import publish
 from pccl._host.files import event_file
 from pccl._run.credentials import credentials
@@ -229,6 +228,8 @@ def run_state(masters: str, limit: float = 1.0, keys: str = "") -> RunState:
 
     If none serves one, the master whose run ended last tells how. `keys` is a file of keys; "": that of PCCL_KEYS, if any.
     """
+    from pccl._core.questions import STATUS, ask, read_status
+
     path = os.fsencode(keys) if keys else _ffi.NULL
     state, last = RunState.NONE, -math.inf
     for endpoint in parse_endpoints(masters):

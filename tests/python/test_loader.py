@@ -55,7 +55,8 @@ SIZES = {
     "pcclBuildInfo_t": 1,
     "pcclDiagnosisMember_t": 272,
     "pcclDiagnosisEdge_t": 136,
-    "pcclDiagnosis_t": 104,
+    "pcclDiagnosisDeparture_t": 232,
+    "pcclDiagnosis_t": 120,
 }
 
 

@@ -807,7 +807,7 @@ def test_a_master_between_that_does_not_answer_makes_no_end_of_a_run_later(monke
             raise pccl.ConnectError(Result.MASTER_CONNECTION_FAILED, name, "")
         return struct.pack("<BBQ", 0, *((False, 100) if address.port == 1 else (True, 250)))
 
-    monkeypatch.setattr(_master, "ask", ask)
+    monkeypatch.setattr("pccl._core.questions.ask", ask)
     assert _master.run_state("127.0.0.1:1,127.0.0.1:2,127.0.0.1:3") is _master.RunState.COMPLETED
 
 
