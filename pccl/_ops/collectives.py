@@ -49,7 +49,7 @@ _TEXTS = {kind: kind.name.lower().replace("_", "-") for kind in Collective}
 class CollectiveOp(OpTicket):
     """A collective in flight. What it was given as `keep` is held until it has ended."""
 
-    __slots__ = ("_call", "_handle", "_named", "_pool", "_size")
+    __slots__ = ("_call", "_handle", "_members", "_pool")
 
     def __init__(
         self,
@@ -82,8 +82,7 @@ class CollectiveOp(OpTicket):
         self._handle = comm._handle
         self._pool = comm._pool
         self._call = call
-        self._size = group.size
-        self._named = group.members if call is None or call.caller_group is None else call.caller_group.members
+        self._members = group.members
         if kind is Collective.SEND and call is not None and call.loads is None:
             self.name = "recv"  # C has one op for both ends
 
@@ -128,7 +127,7 @@ class CollectiveOp(OpTicket):
 
     @property
     def _asks_who(self) -> bool:
-        return self._elastic and self.c.result == SUCCESS and self.c.info.local_world_size < self._size
+        return self._elastic and self.c.result == SUCCESS and self.c.info.local_world_size < len(self._members)
 
     def _store(self, *, success: bool) -> None:
         if success and self._call is not None and self._call.stores is not None:
@@ -142,7 +141,10 @@ class CollectiveOp(OpTicket):
     def _error(self, result: int) -> Exception:
         error = error_for(result, self.name, self.detail)
         if isinstance(error, PeerLostError):
-            name_lost(error, self._handle, self._named, members_of(self._handle))
+            living = members_of(self._handle)
+            name_lost(error, self._handle, self._members, living)  # as C has named them; then as the caller does
+            if self._call is not None and self._call.caller_group is not None:
+                name_lost(error, self._handle, self._call.caller_group.members, living)
         return error
 
 

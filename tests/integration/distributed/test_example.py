@@ -14,8 +14,8 @@ import pccl
 
 ROOT = Path(pccl.__file__).parents[1]
 EXAMPLE = str(ROOT / "examples" / "ddp_elastic.py")
-# Ranks share one standard output. With PYTHONUNBUFFERED=1 print() writes the line's end separately: two lines may run together.
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "1"}
+# Ranks share one standard output, and print() writes the line's end separately: two lines may run together.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 SECONDS = 270
 
 
@@ -93,7 +93,7 @@ def test_a_sharded_training_goes_on_with_three_and_then_with_four():
     said, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, said + errors
     assert "step 105: rank 1 kills itself" in said
-    assert re.search(r"step 100: rank 0 is rank 0 of 2\n", said), said + errors
+    assert re.search(r"step 100: rank 0 is rank 0 of 2(?!\d)", said), said + errors
     found = weights(said)
     assert len(found) in (2, 3), said + errors  # the restarted one may come too late
     assert len(set(found)) == 1
