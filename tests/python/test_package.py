@@ -257,6 +257,13 @@ def test_the_demo_is_a_module_that_runs():
     assert "kill one of them" in " ".join(done.stdout.split())
 
 
+def test_each_reentrant_lock_has_its_reason():
+    root = Path(pccl.__file__).parent
+    having = {str(path.relative_to(root.parent)) for path in root.rglob("*.py") if "threading.RLock()" in path.read_text()}
+    page = (Path(__file__).parents[2] / "docs" / "decisions" / "reentrant-locks.md").read_text()
+    assert having == set(re.findall(r"`(pccl/[^`]+)`", page.partition("|---|")[2])) - {"pccl/data"}
+
+
 def test_is_typed():
     assert (Path(pccl.__file__).parent / "py.typed").exists()
 
