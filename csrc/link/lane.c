@@ -88,7 +88,9 @@ void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why
     struct lanes *all = lane->all;
     lanes_assert_thread(all);
     if (lane->broken) return;
+    lanes_lock(all); // a caller may be about to send
     lane->broken = true;
+    lanes_unlock(all);
     transport_unwatch(lane->stream);
     lane->in.service = false;
     lane->in.to = NULL;
