@@ -451,7 +451,7 @@ static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
                         .op = collective->reduces ? (uint8_t)what->op : 0},
         .root = (uint32_t)what->root,
         .is_root = root,
-        .everyone = what->everyone,
+        .everyone = what->everyone != 0,
         .retry = what->survivors && collective->survives,
         .background = what->background,
         .stream = what->stream,
@@ -508,8 +508,10 @@ pcclResult_t pcclCollectiveAsync(const pcclCollective_t *collective, const pcclC
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(collective);
     REQUIRE_NOT_NULL(handle_out);
-    *handle_out = (pcclAsyncReduceOp_t){.comm = (pcclComm_t *)(uintptr_t)comm};
-    return api_launch_collective(collective, comm, OPS_TAGGED, &handle_out->tag);
+    uint64_t tag;
+    RETURN_IF_FAILED(api_launch_collective(collective, comm, OPS_TAGGED, &tag));
+    *handle_out = (pcclAsyncReduceOp_t){.comm = (pcclComm_t *)(uintptr_t)comm, .tag = tag};
+    return pcclSuccess;
 }
 
 pcclResult_t pcclCollective(const pcclCollective_t *collective, const pcclComm_t *comm,

@@ -185,7 +185,7 @@ pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out);
 // A call that waits for others, begun once and waited for in pieces: what the blocking functions of pccl.h are made of.
 //
 // The memory is the caller's, who reads `result` and what follows it, and keeps off the rest. One thread begins a
-// ticket; any number of them may wait for it at a time.
+// ticket; any number of them may wait for it at a time, but for that of a master.
 //
 // A wait that is cut short changes nothing: the call goes on. So does that of a ticket that is forgotten: begun again,
 // a connect, a vote or a round of the same state that no thread is in is taken up, and the older ticket is void

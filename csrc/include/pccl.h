@@ -285,7 +285,7 @@ typedef struct pcclCollective_t {
     bool background;            // of this member: it sends only while its other large operations have nothing to send
     // Makes what goes on with `survivors` an op of all members of the peer group. `group` is these, as this member
     // knows them: one that has heard of a loss and one that has not meet in the op.
-    bool everyone;
+    uint64_t everyone; // 0 or 1; of 8 bytes, so that a struct of before ends in front of it
 } pcclCollective_t;
 
 // A range of a result whose elements have the same contributors.

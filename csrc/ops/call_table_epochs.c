@@ -132,7 +132,7 @@ static void freeze(struct call_table *table, struct op *op) {
         // Nobody has heard of it: it begins later, unless a verdict of an epoch in between has ended it for the others.
         call_table_release(table, op);
         call_table_wait_for_links(table, op);
-        if (op->parent == NULL && op->args.subgroup == NULL &&
+        if (op->parent == NULL && !needs_some(op) &&
             call_table_take_mismatch(table, op, call_table_counted_loss(table, op)))
             end_mismatched(table, op);
     } else if (op_has_begun(op)) {

@@ -70,16 +70,20 @@ static pcclResult_t launch_numbered(struct communicator *c, struct call_args *ar
 
 pcclResult_t ops_launch(struct communicator *c, struct call_args *args, enum ops_sequence sequence) {
     if (sequence == OPS_TAGGED) return launch(c, args);
+    communicator_enter(c); // it is freed when nobody is inside
     pthread_mutex_lock(&c->numbering);
     pcclResult_t code = launch_numbered(c, args, sequence == OPS_NUMBERED_OF_ALL);
     pthread_mutex_unlock(&c->numbering);
+    communicator_exit(c);
     return code;
 }
 
 uint32_t ops_launched(struct communicator *c, uint64_t name) {
+    communicator_enter(c);
     pthread_mutex_lock(&c->numbering);
     uint32_t number = op_counter_last(&c->launched, name);
     pthread_mutex_unlock(&c->numbering);
+    communicator_exit(c);
     return number;
 }
 

@@ -94,9 +94,14 @@ class OpTicket(Ticket):
             if self._last is not None and self._last.result not in _CANCELLED:
                 self.c = self._last
                 result = super().wait(handle)
-        if not self.in_flight and not self._claim.run(functools.partial(self._finish, handle), deadline):
+        if not self.in_flight and not handle.inherited and not self._claim.run(functools.partial(self._finish, handle), deadline):
             return self._timed_out(handle)
         return self._ended(INVALID_USAGE, self.lost) if self.lost else result
+
+    def fail(self, result: int) -> None:
+        """Raises the error for the result that a wait has given, whatever another thread that waits is told meanwhile."""
+        self._ended(result, self.lost or self._text())
+        self.check()
 
     def _finish(self, handle: NativeHandle) -> None:
         if self.keep is None:  # it has been; a repeated call has put it there again

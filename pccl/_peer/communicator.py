@@ -316,7 +316,7 @@ class Communicator(NamedCollectives):
                 text = f"the operation with tag {op.tag} is still in flight; it is cancelled later"
                 raise PCCLTimeoutError(Result.TIMED_OUT, "pcclCancel", text)
             if result not in (SUCCESS, Result.CANCELLED.value):
-                op.check()
+                op.fail(result)
         self._forget(op.tag, op)
         return bool(result == Result.CANCELLED.value)
 

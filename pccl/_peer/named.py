@@ -590,7 +590,8 @@ class NamedCollectives(Connection):
             handle.note_input()
             raise
         except PCCLError:
-            self._cut_short.pop(key, None)
+            if self._cut_short.get(key) is handle:  # a signal handler may have made the same call
+                self._cut_short.pop(key, None)
             raise
         try:
             if self._cut_short.get(key) is handle:
