@@ -218,7 +218,7 @@ MUTANTS: list[Mutant] = [
         file="master/quorum.c",
         old="    if (!know_others(table)) return QUORUM_KEEPS;\n    doubt(quorum, table);",
         new="    if (table->limit_ns > 0) return QUORUM_KEEPS;",
-        first=40001,
+        first=200001,
     ),
     Mutant(
         name="promise_forgotten",  # no fencing: the next master does not hear of a generation that was promised to another one
@@ -538,7 +538,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="queued_misses_its_end",  # an operation that was never moved begins again though the others have ended it
         file="ops/call_table_epochs.c",
-        old="if (op->parent == NULL && op->args.subgroup == NULL && "
+        old="if (op->parent == NULL && !needs_some(op) && "
         "call_table_take_mismatch(table, op, call_table_counted_loss(table, op)))",
         new="if (op->phase == OP_ENDED)",
         test="ops/test_call_table.c",
