@@ -56,7 +56,7 @@ bool watch_is_calm(struct pccl_sim *s) {
     return calm;
 }
 
-// Those that an optimisation measures.
+// Returns how many pairs of peers an optimisation measures.
 static int64_t pairs(const struct pccl_sim *s) { return s->only_votes ? 0 : (int64_t)s->peers * s->peers; }
 
 static void judge_progress(struct pccl_sim *s) {
