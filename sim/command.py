@@ -55,7 +55,7 @@ INTERRUPTED = 130
 class Runner:
     """Runs seeds on `jobs` threads: `with Runner(...) as runner: runner.wait(0.1) ...`. Stops after so many failures.
 
-    Of a failing seed `reports` has the last `lines` of its trace; `config` are fields of struct pccl_sim_config.
+    `reports` has the last `lines` of the trace of each failing seed; `config` are fields of struct pccl_sim_config.
     """
 
     def __init__(self, seeds: range, *, jobs: int, failures: int, lines: int, **config: int) -> None:

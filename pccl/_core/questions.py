@@ -17,10 +17,10 @@ ANSWER_BYTES = 16 * 1024
 """The longest answer: the stacks of a member."""
 
 RUNS_MOST = 65
-"""Of a master."""
+"""Runs that a master tells of."""
 
 BY_BYTES = 95
-"""Of who asks for a removal, and what for."""
+"""The longest text that says who asks for a removal, and what for."""
 
 
 def ask(

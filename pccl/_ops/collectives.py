@@ -57,19 +57,23 @@ class CollectiveOp(OpTicket):
         kind: Collective,
         group: Group,
         tag: int,
-        data: tuple[int, int, int, DataType, ReduceOp, int, int],
-        counts: tuple[Sequence[int] | None, Sequence[int] | None],
-        survivors: bool,
-        background: bool,
-        keep: object,
+        *,
+        send: int = 0,
+        recv: int = 0,
+        dtype: DataType = DataType.UINT8,
+        count: int = 0,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = 0,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        survivors: bool = False,
+        stream: int = 0,
+        background: bool = False,
+        keep: object = None,
         call: Call | None = None,
     ) -> None:
-        """`data`: the addresses of send and recv, elements, their type, reduction, root, stream. `counts`: of send, of recv.
-
-        `call` is what it is made of, if that is to have its result and its name.
-        """
-        send, recv, count, dtype, op, root, stream = data
-        sends, receives = (_ffi.NULL if some is None else _ffi.new(_COUNTS, some) for some in counts)
+        """The arguments are those of `Communicator.launch`. `call` is what it is made of, if that is to have its result."""
+        sends, receives = (_ffi.NULL if some is None else _ffi.new(_COUNTS, some) for some in (send_counts, recv_counts))
         c_send, c_recv, c_stream = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv), _ffi.cast(_VOID, stream)
         first = _SIZE, kind._value_, dtype._value_, op._value_, root, group._pointer, tag
         everyone = call is not None and survivors and call.of_everyone
@@ -235,7 +239,7 @@ NUMBER_BITS = 16
 def tag_of(numbered: str, members: Sequence[UUID], tag: int | None = None) -> int:
     """The tag of calls in the library, made of the members and of the tag that the caller gave, so that groups do not meet.
 
-    Those that are given no tag are numbered in C, in the lower bits: members make the same calls in the same order.
+    Calls that are given no tag are numbered in C, in the lower bits: members make the same calls in the same order.
     """
     from hashlib import blake2b
 

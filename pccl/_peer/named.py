@@ -144,19 +144,6 @@ def returning_at_once(
     return launch
 
 
-def launching(
-    prepare: Callable[Concatenate[NamedCollectives, P], CollectiveOp],
-) -> Callable[Concatenate[NamedCollectives, P], CollectiveOp]:
-    """Makes of a method that prepares an operation one that also launches it."""
-
-    def method(self: NamedCollectives, /, *arguments: P.args, **named: P.kwargs) -> CollectiveOp:
-        collective = prepare(self, *arguments, **named)
-        collective.launch()
-        return collective
-
-    return _derived(prepare, method, "CollectiveOp")
-
-
 class NamedCollectives(Connection):
     """The methods of a Communicator that are collectives by name.
 
@@ -502,7 +489,6 @@ class NamedCollectives(Connection):
 
     # ---- on addresses ----
 
-    @launching
     def launch(
         self,
         kind: Collective,
@@ -529,9 +515,26 @@ class NamedCollectives(Connection):
         a CUstream; 0: the legacy default stream. UsageError: the call is wrong, the tag is in flight, or the stream captures a
         CUDA graph.
         """
-        data = send, recv, count, dtype, op, root, stream
-        counts = send_counts, recv_counts
-        return CollectiveOp(self, kind, group, tag, data, counts, survivors, background, keep)
+        collective = CollectiveOp(
+            self,
+            kind,
+            group,
+            tag,
+            send=send,
+            recv=recv,
+            dtype=dtype,
+            count=count,
+            op=op,
+            root=root,
+            send_counts=send_counts,
+            recv_counts=recv_counts,
+            survivors=survivors,
+            stream=stream,
+            background=background,
+            keep=keep,
+        )
+        collective.launch()
+        return collective
 
     # ---- inside ----
 
@@ -542,18 +545,9 @@ class NamedCollectives(Connection):
 
     def _prepare_call(self, call: Call) -> CollectiveOp:
         """The operation of a call, which is not launched yet."""
-        given = call.arguments
-        data = (
-            *(given[name] for name in ("send", "recv")),
-            given.get("count", 0),
-            given.get("dtype", DataType.UINT8),
-            given.get("op", ReduceOp.SUM),
-            given.get("root", 0),
-            given.get("stream", 0),
-        )
-        counts = given.get("send_counts"), given.get("recv_counts")
         keep = [buffer.owner for buffer in (call.loads, call.stores) if buffer is not None]
-        return CollectiveOp(self, call.kind, call.group, call.name, data, counts, call.survivors, False, keep, call)
+        arguments = {**call.arguments, "survivors": call.survivors, "keep": keep, "call": call}
+        return CollectiveOp(self, call.kind, call.group, call.name, **arguments)
 
     def _group_of(self, group: Group | None) -> Group:
         if group is not None:

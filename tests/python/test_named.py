@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pccl._native
-from pccl import Collective, CollectiveInfo, Communicator, DataType, Group, PCCLTimeoutError, PeerLostError, ReduceOp, Result
+from pccl import Collective, CollectiveInfo, Communicator, Group, PCCLTimeoutError, PeerLostError, ReduceOp, Result
 from pccl._ops.collectives import NUMBER_BITS, CollectiveOp
 from pccl._peer.named import NamedCollectives
 
@@ -25,14 +25,11 @@ class SomeGroup(Group):
         self.members, self.rank, self._pointer = tuple(members), rank, pccl._native.ffi.NULL
 
 
-DATA = 0, 0, 0, DataType.UINT8, ReduceOp.SUM, 0, 0
-
-
 class SomeOp(CollectiveOp):
     """Ends as it is told."""
 
     def __init__(self, comm, call):
-        super().__init__(comm, call.kind, call.group, call.name, DATA, (None, None), call.survivors, False, None, call)
+        super().__init__(comm, call.kind, call.group, call.name, survivors=call.survivors, call=call)
         self.comm, self.asked, self.ends = comm, call, comm.ends
 
     def begin(self, handle):

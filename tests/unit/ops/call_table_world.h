@@ -204,7 +204,7 @@ static inline struct op *post_list(uint64_t tag, uint8_t kind, uint64_t bytes, b
     return op;
 }
 
-// Of all members, among the survivors; `root` is a member's number.
+// Posts an op of all members that goes on among the survivors; `root` is a member's number.
 static inline struct op *post_everyone(uint64_t tag, uint8_t kind, uint64_t bytes, uint8_t root) {
     static uint8_t nothing;
     struct call_args args = {.send = &nothing,
